@@ -1,0 +1,37 @@
+"""Durable background jobs in the database a Django project already has."""
+
+from myxo_jobs.errors import (
+    ClaimLost,
+    GiveUp,
+    HandlerConflict,
+    HandlerInvalid,
+    JobsError,
+    OwnTransactionImpossible,
+    PayloadInvalid,
+    PayloadTypeInvalid,
+    Retry,
+    SettingsInvalid,
+    Snooze,
+    WorkerLost,
+)
+from myxo_jobs.handlers import Run, job
+from myxo_jobs.jobs import CALLER, Jobs
+
+__all__ = [
+    "CALLER",
+    "ClaimLost",
+    "GiveUp",
+    "HandlerConflict",
+    "HandlerInvalid",
+    "Jobs",
+    "JobsError",
+    "OwnTransactionImpossible",
+    "PayloadInvalid",
+    "PayloadTypeInvalid",
+    "Retry",
+    "Run",
+    "SettingsInvalid",
+    "Snooze",
+    "WorkerLost",
+    "job",
+]

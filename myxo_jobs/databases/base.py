@@ -1,0 +1,182 @@
+"""What the queue asks of a database."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+# When a job is due: now (None), in so many seconds, or at an aware moment.
+Due = float | datetime | None
+
+ValueType = Literal["number", "text"]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A job as a put writes it; every other column has its default."""
+
+    topic: str
+    payload: str
+    key: str | None
+    priority: int
+
+
+class Listener(ABC):
+    """A connection that learns of new jobs. Used by one thread."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> set[str] | None:
+        """Return the topics that got jobs, None for "any topic", empty after `seconds`.
+
+        Raises OperationalError or InterfaceError when the connection is gone.
+        """
+
+    @abstractmethod
+    def hears(self) -> bool:
+        """Tell whether a wake-up sent by another connection arrives here."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Database(ABC):
+    """One kind of database. Moments are its clock's, at the statement.
+
+    A claim is known by the pair (job id, token), and *held* while the row has that
+    id and that token. Statements that end or renew claims check it where they
+    write, and never wait for a row that somebody else has locked: they return the
+    ids they changed, and the caller comes back to the rest.
+    """
+
+    #: Whether a put sends wake-ups; otherwise the listener sees the put itself.
+    sends_wakeups: bool
+    #: Whether another connection can write while a transaction that wrote is open.
+    can_write_beside: bool
+    #: SQL of the statement's moment.
+    now: str
+
+    # -- connections ---------------------------------------------------------
+
+    def open(self, alias: str) -> BaseDatabaseWrapper:
+        """Connect on the worker's own account: beside Django's connections, outside a pool.
+
+        Raises OperationalError when the database cannot be reached.
+        """
+        settings = copy.deepcopy(connections[alias].settings_dict)
+        settings["CONN_MAX_AGE"] = None
+        settings["OPTIONS"].pop("pool", None)
+        connection: BaseDatabaseWrapper = type(connections[alias])(settings, alias=alias)
+        connection.inc_thread_sharing()  # whoever stops a thread may close its connection
+        connection.ensure_connection()
+        return connection
+
+    @abstractmethod
+    def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
+        """Tell whether a connected, idle connection is open and in no transaction."""
+
+    @abstractmethod
+    def leaves_traces(self, sql: str) -> bool:
+        """Tell whether a statement changes its session beyond its own end."""
+
+    @abstractmethod
+    def atomic_job(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
+        """Open the transaction of an atomic job: READ COMMITTED, or IMMEDIATE on SQLite."""
+
+    # -- put -----------------------------------------------------------------
+
+    @abstractmethod
+    def insert(self, connection: BaseDatabaseWrapper, row: Row, due: Due) -> int | None:
+        """Insert a job; return its id, or None when its key is there. One statement."""
+
+    @abstractmethod
+    def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
+        """Insert jobs, but for those whose key is there; return how many."""
+
+    def notify(self, connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
+        """Tell idle workers that these topics have new jobs."""
+
+    # -- SQL -----------------------------------------------------------------
+
+    @abstractmethod
+    def after(self, seconds: str) -> str:
+        """Return the SQL of the moment so many seconds (SQL, too) after the statement's."""
+
+    @abstractmethod
+    def larger_of(self, one: str, other: str) -> str:
+        """Return the SQL of the larger of two values."""
+
+    # -- claims --------------------------------------------------------------
+
+    @abstractmethod
+    def claim(
+        self,
+        connection: BaseDatabaseWrapper,
+        topic: str,
+        limit: int,
+        *,
+        lease: float,
+        token: str,
+        suspects: bool,
+    ) -> list[tuple[int, str, str | None, int, Any, bool]]:
+        """Claim up to `limit` due jobs of `topic` for `lease` seconds, under `token`.
+
+        Returns (id, payload, key, attempts, created_at, suspect) of each, in the
+        order to run them. A suspect is a job whose last claim ended with its lease:
+        it is taken only if `suspects`, and then alone.
+        """
+
+    @abstractmethod
+    def look(
+        self, connection: BaseDatabaseWrapper, topics: Sequence[str], horizon: float
+    ) -> dict[str, float]:
+        """Return the topics with a job due within `horizon` seconds, and in how many.
+
+        0 means that one can be claimed now. One statement for all topics.
+        """
+
+    @abstractmethod
+    def delete_held(
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]], *, flush: bool
+    ) -> set[int]:
+        """Delete held jobs; return the ids of those deleted.
+
+        With `flush` the commit waits for the drive as the project's setting says.
+        """
+
+    @abstractmethod
+    def update_held(
+        self,
+        connection: BaseDatabaseWrapper,
+        assignments: str,
+        values: Mapping[str, ValueType],
+        held: Sequence[tuple[Any, ...]],
+        *,
+        flush: bool,
+    ) -> set[int]:
+        """Update held jobs by the SQL `assignments`; return the ids of those updated.
+
+        Each of `held` is (id, token, *values); in the SQL `held.name` is a value.
+        """
+
+    @abstractmethod
+    def still_held(
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
+    ) -> set[int]:
+        """Return the ids of those that are held, whoever has their rows locked."""
+
+    @abstractmethod
+    def listen(self, alias: str) -> Listener:
+        """Connect a listener. Raises OperationalError when the database cannot be reached."""
+
+    # -- schema --------------------------------------------------------------
+
+    def tune_table(self) -> Sequence[str]:
+        """Return the statements that set the table's storage parameters."""
+        return ()

@@ -1,0 +1,353 @@
+"""PostgreSQL: SKIP LOCKED, arrays, LISTEN, and commits that need not wait for the drive.
+
+Each statement here is a transaction of its own, so it works through pgbouncer in
+transaction mode; nothing relies on the session but the listener, which proves itself.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import select
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import psycopg
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.pq import TransactionStatus
+
+from myxo_jobs.databases.base import Database, Due, Listener, Row, ValueType
+
+CHANNEL = "myxo_jobs"
+PROBE = "probe:"
+NOTIFY_BYTES = 7_900  # a notification carries less than 8,000 bytes (NOTIFY, PostgreSQL manual)
+ROWS_A_STATEMENT = 5_000
+
+# A lost claim, renewal or deletion only runs a job again, so its commit need not
+# wait for the drive. The setting lasts for the statement's own transaction.
+UNFLUSHED = "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
+
+# Its conditions are literals, so that the planner can use the partial index.
+WAITING = "NOT failed AND due IS NOT NULL"
+
+# The priorities that a topic has jobs of, highest first, one index probe each: a
+# million delayed jobs of one priority cost those of another nothing.
+NEXT_PRIORITY = f"""
+    SELECT priority FROM myxo_jobs
+    WHERE topic = {{topic}} AND {WAITING} {{below}}
+    ORDER BY priority DESC LIMIT 1"""
+CLAIMABLE = f"""
+    {WAITING} AND due <= statement_timestamp()
+    AND (lease_until IS NULL OR lease_until <= statement_timestamp())"""
+FRESH = f"{WAITING} AND due <= statement_timestamp() AND lease_until IS NULL"
+
+CLAIM = f"""
+WITH RECURSIVE level(priority) AS (
+    ({NEXT_PRIORITY.format(topic="%(topic)s", below="")})
+  UNION ALL
+    SELECT ({NEXT_PRIORITY.format(topic="%(topic)s", below="AND priority < level.priority")})
+    FROM level WHERE level.priority IS NOT NULL
+),
+free AS MATERIALIZED (
+    SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect
+    FROM level CROSS JOIN LATERAL (
+        SELECT id, due, lease_until FROM myxo_jobs
+        WHERE topic = %(topic)s AND priority = level.priority AND {{claimable}}
+        ORDER BY due, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    ) AS job
+    LIMIT %(limit)s
+),
+placed AS (
+    SELECT id, suspect, row_number() OVER line AS place,
+        count(*) FILTER (WHERE suspect) OVER line AS suspects
+    FROM free WINDOW line AS (ORDER BY priority DESC, due, id)
+),
+-- A suspect is claimed alone: the first in line, or everything before it.
+taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1)
+UPDATE myxo_jobs AS job
+SET worker = %(token)s,
+    lease_until = statement_timestamp() + %(lease)s * interval '1 second',
+    attempts = job.attempts + 1,
+    started_at = statement_timestamp()
+FROM taken WHERE job.id = taken.id AND {UNFLUSHED}
+RETURNING job.id, job.payload, job.key, job.attempts, job.created_at, taken.suspect, taken.place
+"""
+CLAIM_ANY = CLAIM.format(claimable=CLAIMABLE)
+CLAIM_FRESH = CLAIM.format(claimable=FRESH)
+
+LOOK = f"""
+WITH RECURSIVE level(topic, priority) AS (
+    SELECT asked.topic, ({NEXT_PRIORITY.format(topic="asked.topic", below="")})
+    FROM unnest(%(topics)s::text[]) AS asked(topic)
+  UNION ALL
+    SELECT level.topic,
+        ({NEXT_PRIORITY.format(topic="level.topic", below="AND priority < level.priority")})
+    FROM level WHERE level.priority IS NOT NULL
+)
+SELECT level.topic, min(found.wait) FROM level CROSS JOIN LATERAL (
+    (SELECT 0.0 AS wait FROM myxo_jobs
+     WHERE topic = level.topic AND priority = level.priority AND {CLAIMABLE}
+     ORDER BY due, id LIMIT 1)
+  UNION ALL
+    (SELECT extract(epoch FROM due - statement_timestamp()) FROM myxo_jobs
+     WHERE topic = level.topic AND priority = level.priority AND {WAITING}
+        AND due > statement_timestamp() AND lease_until IS NULL
+        AND due <= statement_timestamp() + %(horizon)s * interval '1 second'
+     ORDER BY due, id LIMIT 1)
+) AS found
+GROUP BY level.topic
+"""
+
+DELETE_HELD = """
+WITH held AS MATERIALIZED (
+    SELECT job.id
+    FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]) AS given(id, token)
+    JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
+    WHERE {flush} FOR UPDATE OF job SKIP LOCKED
+)
+DELETE FROM myxo_jobs WHERE id = ANY (ARRAY(SELECT id FROM held)) RETURNING id
+"""
+
+UPDATE_HELD = """
+WITH held AS MATERIALIZED (
+    SELECT given.*
+    FROM json_to_recordset(%(held)s::json) AS given(id bigint, token text{columns})
+    JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
+    WHERE {flush} FOR UPDATE OF job SKIP LOCKED
+)
+UPDATE myxo_jobs SET {assignments} FROM held WHERE myxo_jobs.id = held.id RETURNING myxo_jobs.id
+"""
+
+STILL_HELD = """
+SELECT job.id FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]) AS given(id, token)
+JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
+"""
+
+# The conflict is named, so that only the key can be the reason for no row.
+UNLESS_KEY_IS_THERE = (
+    "ON CONFLICT (key) WHERE key IS NOT NULL AND due IS NOT NULL DO NOTHING RETURNING id"
+)
+INSERT_NOW = (
+    "INSERT INTO myxo_jobs (topic, payload, key, priority) "
+    f"VALUES (%s, %s, %s, %s) {UNLESS_KEY_IS_THERE}"
+)
+INSERT_DUE = (
+    "INSERT INTO myxo_jobs (topic, payload, key, priority, due) "
+    f"VALUES (%s, %s, %s, %s, {{due}}) {UNLESS_KEY_IS_THERE}"
+)
+INSERT_AFTER = INSERT_DUE.format(due="statement_timestamp() + %s * interval '1 second'")
+INSERT_AT = INSERT_DUE.format(due="%s::timestamptz")
+INSERT_MANY = """
+INSERT INTO myxo_jobs (topic, payload, key, priority, due)
+SELECT topic, payload, key, priority, {due}
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::smallint[])
+    WITH ORDINALITY AS given(topic, payload, key, priority, place)
+ORDER BY place
+ON CONFLICT (key) WHERE key IS NOT NULL AND due IS NOT NULL DO NOTHING
+"""
+
+# Words that begin a statement which leaves its session as it was.
+PASSING_WORDS = frozenset(
+    ["select", "insert", "update", "delete", "with", "values", "savepoint", "release", "rollback", "explain", "merge", "table"]
+)
+# Functions that do not: settings, and locks held until the session ends.
+LASTING_CALLS = ("set_config", "pg_advisory_lock", "pg_try_advisory_lock")
+
+
+class PostgreSQL(Database):
+    sends_wakeups = True
+    can_write_beside = True
+    now = "statement_timestamp()"
+
+    def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
+        raw = connection.connection
+        if raw.closed or raw.info.transaction_status != TransactionStatus.IDLE:
+            return False
+        # An idle session has nothing to say; one that can be read was closed by the
+        # server, or by the network. poll(), since select() refuses high descriptors.
+        poll = select.poll()
+        poll.register(raw.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
+        return not poll.poll(0)
+
+    def leaves_traces(self, sql: str) -> bool:
+        words = sql.lstrip(" \t\r\n(").split(None, 1)
+        if not words or words[0].lower().rstrip(";") not in PASSING_WORDS:
+            return True
+        return any(call in sql for call in LASTING_CALLS)
+
+    @contextmanager
+    def _read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        connection.ensure_connection()
+        raw = connection.connection
+        before = raw.isolation_level
+        raw.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        try:
+            with transaction.atomic(using=connection.alias):
+                yield
+        finally:
+            if not raw.closed and raw.info.transaction_status == TransactionStatus.IDLE:
+                raw.isolation_level = before
+
+    def atomic_job(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
+        return self._read_committed(connection)
+
+    def insert(self, connection: BaseDatabaseWrapper, row: Row, due: Due) -> int | None:
+        values: list[Any] = [row.topic, row.payload, row.key, row.priority]
+        statement = INSERT_NOW
+        if due is not None:
+            values.append(due)
+            statement = INSERT_AFTER if isinstance(due, float) else INSERT_AT
+        with connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            inserted = cursor.fetchone()
+        return inserted[0] if inserted else None
+
+    def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
+        if due is None:
+            moment, values = self.now, []
+        elif isinstance(due, float):
+            moment, values = self.after("%s"), [due]
+        else:
+            moment, values = "%s::timestamptz", [due]
+        statement = INSERT_MANY.format(due=moment)
+        inserted = 0
+        with connection.cursor() as cursor:
+            for start in range(0, len(rows), ROWS_A_STATEMENT):
+                part = rows[start : start + ROWS_A_STATEMENT]
+                columns: list[Any] = [
+                    [row.topic for row in part],
+                    [row.payload for row in part],
+                    [row.key for row in part],
+                    [row.priority for row in part],
+                ]
+                cursor.execute(statement, values + columns)
+                inserted += cursor.rowcount
+        return inserted
+
+    def notify(self, connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
+        payload = ",".join(topics)
+        if len(payload.encode()) > NOTIFY_BYTES:
+            payload = ""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+
+    def after(self, seconds: str) -> str:
+        return f"statement_timestamp() + {seconds} * interval '1 second'"
+
+    def larger_of(self, one: str, other: str) -> str:
+        return f"greatest({one}, {other})"
+
+    def claim(
+        self,
+        connection: BaseDatabaseWrapper,
+        topic: str,
+        limit: int,
+        *,
+        lease: float,
+        token: str,
+        suspects: bool,
+    ) -> list[tuple[int, str, str | None, int, Any, bool]]:
+        values = {"topic": topic, "limit": limit, "lease": lease, "token": token}
+        with connection.cursor() as cursor:
+            cursor.execute(CLAIM_ANY if suspects else CLAIM_FRESH, values)
+            rows = cursor.fetchall()
+        rows.sort(key=lambda row: row[6])
+        return [row[:6] for row in rows]
+
+    def look(
+        self, connection: BaseDatabaseWrapper, topics: Sequence[str], horizon: float
+    ) -> dict[str, float]:
+        with connection.cursor() as cursor:
+            cursor.execute(LOOK, {"topics": list(topics), "horizon": horizon})
+            return {topic: float(wait) for topic, wait in cursor.fetchall()}
+
+    def delete_held(
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]], *, flush: bool
+    ) -> set[int]:
+        return self._changed(connection, DELETE_HELD.format(flush=_flush(flush)), _arrays(held))
+
+    def update_held(
+        self,
+        connection: BaseDatabaseWrapper,
+        assignments: str,
+        values: Mapping[str, ValueType],
+        held: Sequence[tuple[Any, ...]],
+        *,
+        flush: bool,
+    ) -> set[int]:
+        types = {"number": "double precision", "text": "text"}
+        columns = "".join(f", {name} {types[type_]}" for name, type_ in values.items())
+        names = ("id", "token", *values)
+        rows = json.dumps([dict(zip(names, row, strict=True)) for row in held])
+        statement = UPDATE_HELD.format(
+            columns=columns, flush=_flush(flush), assignments=assignments
+        )
+        return self._changed(connection, statement, {"held": rows})
+
+    def still_held(
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
+    ) -> set[int]:
+        return self._changed(connection, STILL_HELD, _arrays(held))
+
+    def _changed(
+        self, connection: BaseDatabaseWrapper, statement: str, values: Mapping[str, Any]
+    ) -> set[int]:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return {row[0] for row in cursor.fetchall()}
+
+    def listen(self, alias: str) -> Listener:
+        return PostgreSQLListener(self, alias)
+
+    def tune_table(self) -> Sequence[str]:
+        # Half a page is left for the new versions of its rows: a claim then stays on
+        # the page and touches no index. A queue's rows die young, so clean up early.
+        return (
+            "ALTER TABLE myxo_jobs SET (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, "
+            "autovacuum_vacuum_threshold = 2000, autovacuum_analyze_scale_factor = 0.05)",
+        )
+
+
+def _flush(flush: bool) -> str:
+    return "true" if flush else UNFLUSHED
+
+
+def _arrays(held: Sequence[tuple[int, str]]) -> dict[str, Any]:
+    return {"ids": [job_id for job_id, _ in held], "tokens": [token for _, token in held]}
+
+
+class PostgreSQLListener(Listener):
+    def __init__(self, database: PostgreSQL, alias: str) -> None:
+        self._database = database
+        self._alias = alias
+        self._connection = database.open(alias)
+        with self._connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {CHANNEL}")
+
+    def wait(self, seconds: float) -> set[str] | None:
+        topics: set[str] = set()
+        for payload in self._payloads(seconds):
+            if not payload:
+                return None
+            if not payload.startswith(PROBE):
+                topics.update(payload.split(","))
+        return topics
+
+    def hears(self) -> bool:
+        probe = PROBE + secrets.token_hex(8)
+        other = self._database.open(self._alias)
+        try:
+            self._database.notify(other, [probe])
+        finally:
+            other.close()
+        return probe in self._payloads(2.0)
+
+    def _payloads(self, seconds: float) -> list[str]:
+        with self._connection.wrap_database_errors:
+            heard = self._connection.connection.notifies(timeout=seconds, stop_after=1)
+            return [notification.payload for notification in heard]
+
+    def close(self) -> None:
+        self._connection.close()

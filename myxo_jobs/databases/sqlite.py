@@ -1,0 +1,351 @@
+"""SQLite: one writer at a time, in a file that tells when it has changed.
+
+The worker waits for the write lock by its own short retries: SQLite's own waits grow
+to 100 ms (https://sqlite.org/src/file/src/main.c, sqliteDefaultBusyCallback), and a
+worker that sleeps so long beside steady writers never gets its turn.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+from django.db import OperationalError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from myxo_jobs.databases.base import Database, Due, Listener, Row, ValueType
+from myxo_jobs.models import sqlite_moment
+
+T = TypeVar("T")
+
+BUSY_RETRY_SECONDS = 0.001
+# How long the worker tries before it reports the file as busy, and tries again later.
+BUSY_PATIENCE_SECONDS = 2.0
+# An atomic job has not begun yet while it waits for the lock: it can wait longer.
+ATOMIC_PATIENCE_SECONDS = 60.0
+DATA_VERSION_SECONDS = 0.01
+
+NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+WAITING = "NOT failed AND due IS NOT NULL"
+CLAIMABLE = f"{WAITING} AND due <= {NOW} AND (lease_until IS NULL OR lease_until <= {NOW})"
+FRESH = f"{WAITING} AND due <= {NOW} AND lease_until IS NULL"
+
+HIGHEST_PRIORITY = f"""
+SELECT priority FROM myxo_jobs WHERE topic = ? AND {WAITING} ORDER BY priority DESC LIMIT 1
+"""
+NEXT_PRIORITY = f"""
+SELECT priority FROM myxo_jobs WHERE topic = ? AND {WAITING} AND priority < ?
+ORDER BY priority DESC LIMIT 1
+"""
+FREE = """
+SELECT id, payload, key, attempts + 1, created_at, lease_until IS NOT NULL FROM myxo_jobs
+WHERE topic = ? AND priority = ? AND {claimable} ORDER BY due, id LIMIT ?
+"""
+FREE_ANY = FREE.format(claimable=CLAIMABLE)
+FREE_FRESH = FREE.format(claimable=FRESH)
+TAKE = f"""
+UPDATE myxo_jobs SET worker = ?, attempts = attempts + 1, started_at = {NOW},
+    lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', ? || ' seconds')
+WHERE id = ?
+"""
+CAN_CLAIM = f"""
+SELECT 1 FROM myxo_jobs WHERE topic = ? AND priority = ? AND {CLAIMABLE} ORDER BY due, id LIMIT 1
+"""
+NEXT_DUE = f"""
+SELECT (julianday(due) - julianday('now')) * 86400.0 FROM myxo_jobs
+WHERE topic = ? AND priority = ? AND {WAITING} AND due > {NOW} AND lease_until IS NULL
+    AND due <= strftime('%Y-%m-%d %H:%M:%f', 'now', ? || ' seconds')
+ORDER BY due, id LIMIT 1
+"""
+
+# Through Django's cursor, so a literal per cent sign is doubled.
+INSERT = """
+INSERT INTO myxo_jobs (topic, payload, key, priority, due) VALUES (%s, %s, %s, %s, {due})
+ON CONFLICT (key) WHERE key IS NOT NULL AND due IS NOT NULL DO NOTHING
+"""
+DUE_AFTER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
+INSERT_AFTER = INSERT.format(due=DUE_AFTER)
+INSERT_AT = INSERT.format(due="%s")
+
+# Words that begin a statement which leaves its connection as it was.
+PASSING_WORDS = frozenset(
+    ["select", "insert", "update", "delete", "replace", "with", "values", "savepoint", "release", "rollback", "explain"]
+)
+
+
+class SQLite(Database):
+    sends_wakeups = False
+    can_write_beside = False
+    now = NOW
+
+    def open(self, alias: str) -> BaseDatabaseWrapper:
+        connection = super().open(alias)
+        raw = connection.connection
+        with connection.wrap_database_errors:
+            journal_mode = _patiently(lambda: raw.execute("PRAGMA journal_mode").fetchone()[0])
+            if journal_mode == "wal":
+                # A claim or a deletion that a power cut undoes only runs a job again.
+                # In any other mode NORMAL may corrupt the file, so the project's stays.
+                raw.execute("PRAGMA synchronous = NORMAL")
+            raw.execute("PRAGMA busy_timeout = 0")
+        return connection
+
+    def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
+        return not connection.connection.in_transaction
+
+    def leaves_traces(self, sql: str) -> bool:
+        words = sql.lstrip(" \t\r\n(").split(None, 1)
+        return not words or words[0].lower().rstrip(";") not in PASSING_WORDS
+
+    def atomic_job(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
+        return self._immediate_atomic(connection)
+
+    @contextmanager
+    def _immediate_atomic(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        before = connection.transaction_mode  # type: ignore[attr-defined]
+        connection.transaction_mode = "IMMEDIATE"  # type: ignore[attr-defined]
+        try:
+            block = transaction.atomic(using=connection.alias)
+            _patiently(block.__enter__, ATOMIC_PATIENCE_SECONDS)
+        finally:
+            connection.transaction_mode = before  # type: ignore[attr-defined]
+        with _Entered(block):
+            yield
+
+    def insert(self, connection: BaseDatabaseWrapper, row: Row, due: Due) -> int | None:
+        statement, moment = _insert(due)
+        values = [row.topic, row.payload, row.key, row.priority, moment]
+        with connection.cursor() as cursor:
+            cursor.execute(statement + " RETURNING id", values)
+            inserted = cursor.fetchall()
+        return inserted[0][0] if inserted else None
+
+    def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
+        statement, moment = _insert(due)
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                statement, [(row.topic, row.payload, row.key, row.priority, moment) for row in rows]
+            )
+            return cursor.rowcount
+
+    def after(self, seconds: str) -> str:
+        return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds')"
+
+    def larger_of(self, one: str, other: str) -> str:
+        return f"max({one}, {other})"
+
+    def claim(
+        self,
+        connection: BaseDatabaseWrapper,
+        topic: str,
+        limit: int,
+        *,
+        lease: float,
+        token: str,
+        suspects: bool,
+    ) -> list[tuple[int, str, str | None, int, Any, bool]]:
+        free = FREE_ANY if suspects else FREE_FRESH
+        taken: list[Any] = []
+        with _immediate(connection) as raw:
+            for priority in _priorities(raw, topic):
+                room = limit - len(taken)
+                if room <= 0:
+                    break
+                taken += raw.execute(free, (topic, priority, room)).fetchall()
+            taken = _before_a_suspect(taken)
+            raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
+        return taken
+
+    def look(
+        self, connection: BaseDatabaseWrapper, topics: Sequence[str], horizon: float
+    ) -> dict[str, float]:
+        connection.ensure_connection()
+        raw = connection.connection
+        with connection.wrap_database_errors:
+            return _patiently(lambda: _look(raw, topics, horizon))
+
+    def delete_held(
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]], *, flush: bool
+    ) -> set[int]:
+        with _immediate(connection) as raw:
+            delete = raw.cursor().execute
+            return {
+                job_id
+                for job_id, token in held
+                if delete(
+                    "DELETE FROM myxo_jobs WHERE id = ? AND worker = ?", (job_id, token)
+                ).rowcount
+            }
+
+    def update_held(
+        self,
+        connection: BaseDatabaseWrapper,
+        assignments: str,
+        values: Mapping[str, ValueType],
+        held: Sequence[tuple[Any, ...]],
+        *,
+        flush: bool,
+    ) -> set[int]:
+        names = ("id", "token", *values)
+        columns = ", ".join(
+            f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(names)
+        )
+        statement = (
+            f"WITH held AS MATERIALIZED (SELECT {columns} FROM json_each(?)) "  # noqa: S608
+            f"UPDATE myxo_jobs SET {assignments} FROM held "
+            "WHERE myxo_jobs.id = held.id AND myxo_jobs.worker = held.token RETURNING id"
+        )
+        with _immediate(connection) as raw:
+            return {row[0] for row in raw.execute(statement, (json.dumps(held),)).fetchall()}
+
+    def still_held(
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
+    ) -> set[int]:
+        connection.ensure_connection()
+        raw = connection.connection
+
+        def find() -> set[int]:
+            return {
+                job_id
+                for job_id, token in held
+                if raw.execute(
+                    "SELECT 1 FROM myxo_jobs WHERE id = ? AND worker = ?", (job_id, token)
+                ).fetchone()
+            }
+
+        with connection.wrap_database_errors:
+            return _patiently(find)
+
+    def listen(self, alias: str) -> Listener:
+        return SQLiteListener(self, alias)
+
+
+def _insert(due: Due) -> tuple[str, float | str]:
+    if due is None:
+        return INSERT_AFTER, 0.0
+    if isinstance(due, float):
+        return INSERT_AFTER, due
+    return INSERT_AT, sqlite_moment(due)
+
+
+def _priorities(raw: sqlite3.Connection, topic: str) -> Iterator[int]:
+    """Yield the priorities that a topic has jobs of, highest first, one index probe each."""
+    row = raw.execute(HIGHEST_PRIORITY, (topic,)).fetchone()
+    while row:
+        yield row[0]
+        row = raw.execute(NEXT_PRIORITY, (topic, row[0])).fetchone()
+
+
+def _before_a_suspect(rows: list[Any]) -> list[Any]:
+    """Return the first row if it is a suspect, else those before the first suspect."""
+    for place, row in enumerate(rows):
+        if row[5]:
+            return rows[: max(place, 1)]
+    return rows
+
+
+def _look(raw: sqlite3.Connection, topics: Sequence[str], horizon: float) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for topic in topics:
+        for priority in _priorities(raw, topic):
+            if raw.execute(CAN_CLAIM, (topic, priority)).fetchone():
+                found[topic] = 0.0
+                break
+            row = raw.execute(NEXT_DUE, (topic, priority, horizon)).fetchone()
+            if row:
+                found[topic] = min(row[0], found.get(topic, row[0]))
+    return found
+
+
+def _is_busy(error: BaseException | None) -> bool:
+    if isinstance(error, OperationalError):
+        error = error.__cause__
+    # The low byte is the primary code: busy, or locked by a reader of a shared cache.
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in (
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+    )
+
+
+def _patiently(action: Callable[[], T], seconds: float = BUSY_PATIENCE_SECONDS) -> T:
+    """Do what may find the file busy, again and again; raise the last answer in the end."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return action()
+        except (sqlite3.OperationalError, OperationalError) as error:
+            if not _is_busy(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(BUSY_RETRY_SECONDS)
+
+
+@contextmanager
+def _immediate(connection: BaseDatabaseWrapper) -> Iterator[sqlite3.Connection]:
+    """Open a write transaction, or join the one that is open, and give the raw connection."""
+    connection.ensure_connection()
+    raw = connection.connection
+    with connection.wrap_database_errors:
+        if raw.in_transaction:
+            yield raw
+            return
+        _patiently(lambda: raw.execute("BEGIN IMMEDIATE"))
+        try:
+            yield raw
+            # Without WAL a reader can hold the commit up; the transaction stays open.
+            _patiently(lambda: raw.execute("COMMIT"))
+        finally:
+            if raw.in_transaction:
+                raw.execute("ROLLBACK")
+
+
+class _Entered(AbstractContextManager[None]):
+    """A context manager that was entered already."""
+
+    def __init__(self, block: transaction.Atomic) -> None:
+        self._block = block
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *raised: Any) -> None:
+        self._block.__exit__(*raised)
+
+
+class SQLiteListener(Listener):
+    """Watches `PRAGMA data_version`, which moves when another connection commits."""
+
+    def __init__(self, database: SQLite, alias: str) -> None:
+        self._connection = database.open(alias)
+        self._version = self._data_version()
+
+    def wait(self, seconds: float) -> set[str] | None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            version = self._data_version()
+            if version is None or version != self._version:
+                self._version = version
+                return None
+            time.sleep(DATA_VERSION_SECONDS)
+        return set()
+
+    def _data_version(self) -> int | None:
+        """Return the file's version, None while it is busy: then it is being changed."""
+        with self._connection.wrap_database_errors:
+            try:
+                row = self._connection.connection.execute("PRAGMA data_version").fetchone()
+            except sqlite3.OperationalError as error:
+                if _is_busy(error):
+                    return None
+                raise
+        version: int = row[0]
+        return version
+
+    def hears(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._connection.close()

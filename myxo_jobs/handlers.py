@@ -1,0 +1,289 @@
+"""`@job`, and the registry of what it declared."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import msgspec
+from django.apps import apps
+
+from myxo_jobs.errors import HandlerConflict, HandlerInvalid, PayloadInvalid, seconds_of
+from myxo_jobs.payloads import Codec
+
+# The pause before the next attempt doubles up to here.
+LONGEST_BACKOFF_SECONDS = 300.0
+PRIORITIES = range(-100, 101)
+TOPIC_CHARACTERS = 255
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class Handler(msgspec.Struct, frozen=True, eq=False):
+    """What `@job` declared: a function, the Struct it handles, and how its jobs run."""
+
+    function: Callable[..., Any]
+    request: type[msgspec.Struct]
+    codec: Codec
+    topic: str
+    workers: int
+    attempts: int
+    lease: float
+    backoff: float
+    atomic: bool
+    priority: int
+    takes_run: bool
+    is_async: bool
+
+    @property
+    def where(self) -> str:
+        """The place a person finds the handler at: `module.function`."""
+        return _where(self.function)
+
+    def pause_after(self, attempt: int) -> float:
+        """Return the seconds between the failure of an attempt and the next one.
+
+        `backoff`, doubling with each attempt, up to 300 s or `backoff` if that is longer.
+        """
+        longest = max(LONGEST_BACKOFF_SECONDS, self.backoff)
+        doublings = min(attempt - 1, 1000)  # 2.0 ** 1000 is still a float
+        return min(self.backoff * 2.0**doublings, longest)
+
+
+class Run(msgspec.Struct, frozen=True, eq=False):
+    """What a handler of (request, run) is told about the run it is."""
+
+    id: int
+    topic: str
+    key: str | None
+    attempt: int  # counted from 1
+    max_attempts: int
+    created_at: datetime
+    # The name of a kept job towards its owner; a plain job has none.
+    uid: str | None
+    _is_stopping: Callable[[], bool]
+    _extend: Callable[[float], None]
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether to stop early, by raising `Snooze(0)`: the worker drains, or `cancelled`."""
+        return self.cancelled or self._is_stopping()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody cancelled the job."""
+        return False
+
+    def extend(self, seconds: float | timedelta) -> None:
+        """Make the claim last at least so long from now; renewals never shorten it."""
+        self._extend(seconds_of(seconds, "extend(seconds)"))
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Nothing on a plain job: the row that would show it is gone when it is done."""
+
+    def track(self, items: Iterable[T]) -> Iterable[T]:
+        """Return the items; on a plain job nothing counts them."""
+        return items
+
+
+class Registry:
+    """Every handler of this process, by topic and by Struct.
+
+    A topic that is not given is named after the app that holds the handler, so
+    handlers declared while Django still loads its apps wait for `open`.
+    """
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, Handler] = {}
+        self._by_request: dict[type[msgspec.Struct], Handler] = {}
+        self._waiting: list[Handler] = []
+        self._open = False
+
+    def add(self, handler: Handler) -> None:
+        if self._open:
+            self._enter(handler)
+        else:
+            self._waiting.append(handler)
+
+    def open(self) -> None:
+        """Take in what was declared so far; from now on, each at once."""
+        self._open = True
+        waiting, self._waiting = self._waiting, []
+        for handler in waiting:
+            self._enter(handler)
+
+    def of_topic(self, topic: str) -> Handler | None:
+        return self._by_topic.get(topic)
+
+    def of_request(self, request: object) -> Handler:
+        """Return the handler of a request. Raises PayloadInvalid when it has none."""
+        handler = self._by_request.get(type(request))
+        if handler is None:
+            raise PayloadInvalid(
+                f"no handler for {type(request).__module__}.{type(request).__qualname__}: "
+                "put an instance of a Struct that a function decorated with @job handles, "
+                "in the `jobs` module of an installed app"
+            )
+        return handler
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(list(self._by_topic.values()))
+
+    def _enter(self, handler: Handler) -> None:
+        if not handler.topic:
+            handler = msgspec.structs.replace(handler, topic=_topic_of(handler))
+        same_topic = self._by_topic.get(handler.topic)
+        if same_topic is not None:
+            raise HandlerConflict(f"topic {handler.topic!r}", same_topic.where, handler.where)
+        same_request = self._by_request.get(handler.request)
+        if same_request is not None:
+            raise HandlerConflict(
+                f"Struct {handler.request.__qualname__}", same_request.where, handler.where
+            )
+        self._by_topic[handler.topic] = handler
+        self._by_request[handler.request] = handler
+
+
+registry = Registry()
+
+
+def job(
+    request: type[msgspec.Struct],
+    /,
+    *,
+    topic: str | None = None,
+    workers: int = 1,
+    attempts: int = 10,
+    lease: float = 30.0,
+    backoff: float = 1.0,
+    atomic: bool = False,
+    priority: int = 0,
+) -> Callable[[F], F]:
+    """Declare a function as the handler of a Struct; it stays an ordinary function.
+
+    `topic`: the stable name stored with each job, `<app_label>.<StructName>` by default.
+    `workers`: how many of its jobs each worker process runs at once.
+    `attempts`: how many runs a job gets before it stays, marked failed.
+    `lease`: how many seconds a claim lasts; renewed while the job runs.
+    `backoff`: seconds before attempt 2, doubling up to 300, or up to `backoff` if longer.
+    `atomic`: run it in a transaction that commits together with the job's end.
+    `priority`: the default of its puts, −100 to 100; higher runs first, within the topic.
+
+    Raises HandlerInvalid, naming the argument, when one cannot be used.
+    """
+
+    def declare(function: F) -> F:
+        where = _where(function)
+        _check_arguments(where, request, topic, workers, attempts, lease, backoff, atomic, priority)
+        takes_run, is_async = _check_function(where, function)
+        if atomic and is_async:
+            raise HandlerInvalid(where, "atomic is for plain functions, this one is async")
+        try:
+            codec = Codec(request)
+        except TypeError as error:
+            raise HandlerInvalid(where, f"request {request.__qualname__}: {error}") from error
+        registry.add(
+            Handler(
+                function=function,
+                request=request,
+                codec=codec,
+                topic=topic or "",
+                workers=workers,
+                attempts=attempts,
+                lease=float(lease),
+                backoff=float(backoff),
+                atomic=atomic,
+                priority=priority,
+                takes_run=takes_run,
+                is_async=is_async,
+            )
+        )
+        return function
+
+    return declare
+
+
+def _where(function: Callable[..., Any]) -> str:
+    module = getattr(function, "__module__", "?")
+    return f"{module}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def _topic_of(handler: Handler) -> str:
+    config = apps.get_containing_app_config(handler.function.__module__)
+    if config is None:
+        raise HandlerInvalid(
+            handler.where,
+            "topic must be given, since no installed app contains this module",
+        )
+    return f"{config.label}.{handler.request.__name__}"
+
+
+def _check_arguments(
+    where: str,
+    request: object,
+    topic: object,
+    workers: object,
+    attempts: object,
+    lease: object,
+    backoff: object,
+    atomic: object,
+    priority: object,
+) -> None:
+    def refuse(what: str) -> HandlerInvalid:
+        return HandlerInvalid(where, what)
+
+    def is_whole(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    def is_seconds(value: object) -> bool:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and math.isfinite(value)  # type: ignore[arg-type]
+
+    if not (isinstance(request, type) and issubclass(request, msgspec.Struct)):
+        raise refuse(f"request takes a msgspec.Struct class, not {request!r}")
+    if not request.__struct_config__.eq:
+        raise refuse(f"request {request.__qualname__} has eq=False, but a put compares")
+    if topic is not None and not (isinstance(topic, str) and topic and "\x00" not in topic):
+        raise refuse(f"topic takes text, not {topic!r}")
+    if isinstance(topic, str) and len(topic) > TOPIC_CHARACTERS:
+        raise refuse(f"topic has {len(topic)} characters, {TOPIC_CHARACTERS} are allowed")
+    if isinstance(topic, str) and ("," in topic or topic != topic.strip()):
+        raise refuse(f"topic {topic!r} has a comma or outer spaces, which --topics cannot name")
+    if not (is_whole(workers) and workers >= 1):  # type: ignore[operator]
+        raise refuse(f"workers takes a whole number from 1, not {workers!r}")
+    if not (is_whole(attempts) and attempts >= 1):  # type: ignore[operator]
+        raise refuse(f"attempts takes a whole number from 1, not {attempts!r}")
+    if not (is_seconds(lease) and 0 < lease <= 31_536_000):  # type: ignore[operator]
+        raise refuse(f"lease takes seconds above 0, up to a year, not {lease!r}")
+    if not (is_seconds(backoff) and 0 <= backoff <= 31_536_000):  # type: ignore[operator]
+        raise refuse(f"backoff takes seconds from 0, up to a year, not {backoff!r}")
+    if not isinstance(atomic, bool):
+        raise refuse(f"atomic takes True or False, not {atomic!r}")
+    if not (is_whole(priority) and priority in PRIORITIES):
+        raise refuse(f"priority takes a whole number from -100 to 100, not {priority!r}")
+
+
+def _check_function(where: str, function: object) -> tuple[bool, bool]:
+    """Return whether a handler takes a `run`, and whether it is async."""
+    if not inspect.isfunction(function):
+        raise HandlerInvalid(where, "a handler is a plain or async function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise HandlerInvalid(where, "a handler is a plain or async function, not a generator")
+    positional = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    others_needed = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+    ]
+    required = [parameter for parameter in positional if parameter.default is parameter.empty]
+    if not positional or len(required) > 2 or others_needed:
+        raise HandlerInvalid(where, "a handler is a function of (request) or (request, run)")
+    return len(positional) > 1, inspect.iscoroutinefunction(function)

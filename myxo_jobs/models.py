@@ -1,0 +1,153 @@
+"""The table: one row is one job, and the row is the queue."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings
+from django.db import models, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Case, Q, Value, When
+from django.db.models.functions import Now
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from myxo_jobs.payloads import KEY_CHARACTERS
+
+_TWO = "[0-9][0-9]"
+SQLITE_MOMENT_GLOB = f"{_TWO}{_TWO}-{_TWO}-{_TWO} {_TWO}:{_TWO}:{_TWO}.{_TWO}[0-9]"
+
+
+class MomentField(models.DateTimeField):  # type: ignore[type-arg]
+    """A moment by the database's clock.
+
+    On SQLite it is UTC text `YYYY-MM-DD HH:MM:SS.sss` whatever USE_TZ and TIME_ZONE
+    say, so that moments compare as text; a CHECK refuses every other form. In Python
+    it is what a DateTimeField gives: aware with USE_TZ, else naive in the project's zone.
+    """
+
+    def db_check(self, connection: BaseDatabaseWrapper) -> str | None:
+        if connection.vendor != "sqlite":
+            return None
+        column = connection.ops.quote_name(self.column)
+        return f"{column} IS NULL OR {column} GLOB '{SQLITE_MOMENT_GLOB}'"
+
+    def get_db_prep_value(
+        self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
+    ) -> Any:
+        if not prepared:
+            value = self.get_prep_value(value)
+        if isinstance(value, datetime):
+            if timezone.is_naive(value):
+                value = timezone.make_aware(value)
+            value = value.astimezone(UTC)
+            if connection.vendor == "sqlite":
+                return sqlite_moment(value)
+            return value
+        return super().get_db_prep_value(value, connection, prepared=True)
+
+    def from_db_value(
+        self, value: datetime | None, expression: object, connection: BaseDatabaseWrapper
+    ) -> datetime | None:
+        if value is None or connection.vendor != "sqlite":
+            return value
+        # The text is UTC, whatever zone Django attached to it or left out.
+        moment = value.replace(tzinfo=UTC)
+        return moment if settings.USE_TZ else timezone.make_naive(moment)
+
+
+def sqlite_moment(moment: datetime) -> str:
+    """Return an aware moment as SQLite stores it."""
+    utc = moment.astimezone(UTC)
+    return f"{utc:%Y-%m-%d %H:%M:%S}.{utc.microsecond // 1000:03d}".rjust(23, "0")
+
+
+class JobManager(models.Manager):  # type: ignore[type-arg]
+    """Jobs as the primary database has them: a replica's rows would be old news."""
+
+    def get_queryset(self) -> models.QuerySet[Job]:
+        rows = super().get_queryset()
+        return rows if self._db else rows.using(router.db_for_write(self.model))
+
+
+class Job(models.Model):
+    """One piece of work. A done one leaves; a failed one stays for a person."""
+
+    class Status(models.TextChoices):
+        PENDING = "pending", _("pending")
+        RUNNING = "running", _("running")
+        DONE = "done", _("done")
+        FAILED = "failed", _("failed")
+
+    id = models.BigAutoField(primary_key=True)
+    topic = models.CharField(_("topic"), max_length=255)
+    # At most one job of a key is in the queue: waiting, running or failed.
+    key = models.CharField(_("key"), max_length=KEY_CHARACTERS, null=True, blank=True)  # noqa: DJ001
+    # The request as JSON text. Text, not a JSON column: jsonb changes what it stores.
+    payload = models.TextField(_("payload"))
+    # Higher runs first, within the topic.
+    priority = models.SmallIntegerField(_("priority"), db_default=0)
+    # When it may first be claimed, and its place in the line. A retry moves it, a
+    # claim or a give-back never does; NULL once a kept job is done.
+    due = MomentField(_("due"), null=True, blank=True, db_default=Now())
+    # The token of the claim, empty when there is none, and the claim's end.
+    worker = models.CharField(_("worker"), max_length=40, blank=True, db_default="")
+    lease_until = MomentField(_("claimed until"), null=True, blank=True)
+    # Runs started or, for a claimed job, about to be. The claim adds one, a give-back
+    # takes it back, an operator may reset it.
+    attempts = models.PositiveIntegerField(_("attempts"), db_default=0)
+    # Stays for a person; never claimed. A failed row has no claim.
+    failed = models.BooleanField(_("failed"), db_default=False)
+    # Of the last failed attempt: `Type: message`, and the traceback's head and tail.
+    error = models.TextField(_("error"), blank=True, db_default="")
+    traceback = models.TextField(_("traceback"), blank=True, db_default="")
+    status = models.GeneratedField(
+        verbose_name=_("status"),
+        expression=Case(
+            When(failed=True, then=Value("failed")),
+            When(due__isnull=True, then=Value("done")),
+            When(~Q(worker=""), then=Value("running")),
+            default=Value("pending"),
+        ),
+        output_field=models.CharField(max_length=7, choices=Status.choices),
+        db_persist=True,
+    )
+    created_at = MomentField(_("put"), db_default=Now())
+    started_at = MomentField(_("last claimed"), null=True, blank=True)
+
+    objects = JobManager()
+
+    class Meta:
+        db_table = "myxo_jobs"
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["key"],
+                condition=Q(key__isnull=False, due__isnull=False),
+                name="myxo_jobs_key",
+            ),
+        ]
+        # A claim writes worker, lease_until, attempts, started_at and status. None of
+        # them stands in an index or its condition, so that a claim updates no index.
+        indexes = [
+            models.Index(
+                fields=["topic", "-priority", "due", "id"],
+                condition=Q(failed=False, due__isnull=False),
+                name="myxo_jobs_claim",
+            ),
+            models.Index(fields=["id"], condition=Q(failed=True), name="myxo_jobs_failed"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.pk}"
+
+    @property
+    def kind(self) -> str:
+        return self.topic
+
+    @property
+    def retry_count(self) -> int:
+        """How many runs came after the first."""
+        return max(self.attempts - 1, 0)

@@ -1,0 +1,168 @@
+"""A request and the text it is stored as; and any text, made storable.
+
+A payload is the JSON of a msgspec Struct. A put refuses what would not come
+back as it went in, so that a worker never meets a value that only looked right.
+"""
+
+from __future__ import annotations
+
+import traceback as traceback_module
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from myxo_jobs.conf import settings
+from myxo_jobs.errors import PayloadInvalid, PayloadTypeInvalid
+
+ERROR_CHARACTERS = 2_000
+TRACEBACK_BYTES = 16 * 1024
+KEY_CHARACTERS = 255
+
+
+class Codec:
+    """Writes and reads the payloads of one Struct."""
+
+    def __init__(self, request: type[msgspec.Struct]) -> None:
+        self.request = request
+        self._encode = msgspec.json.Encoder(enc_hook=_encode_other).encode
+        self.decode_json = msgspec.json.Decoder(request).decode
+
+    def encode(self, request: msgspec.Struct) -> str:
+        """Return the payload of a request.
+
+        Raises PayloadTypeInvalid for a value that JSON cannot hold and
+        PayloadInvalid for one that would come back different, naming the field;
+        and PayloadInvalid for a payload above the setting `payload_bytes`.
+        """
+        try:
+            payload = self._encode(request)
+            back = self.decode_json(payload)
+        except TypeError as error:
+            raise PayloadTypeInvalid(self._blame(request, error)) from error
+        except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise PayloadInvalid(self._blame(request, error)) from error
+        if back != request:
+            for path in _differences(request, back, "$"):
+                raise PayloadInvalid(
+                    f"{self.request.__name__}: the value at {path} would come back different"
+                )
+        limit = settings().payload_bytes
+        if len(payload) > limit:
+            raise PayloadInvalid(
+                f"{self.request.__name__}: the payload has {len(payload):,} bytes, "
+                f"MYXO_JOBS['payload_bytes'] allows {limit:,}; most are in "
+                f"{self._largest_field(request)!r}: store the data elsewhere and put its key"
+            )
+        return payload.decode()
+
+    def decode(self, payload: str) -> msgspec.Struct:
+        """Return the request of a payload. Raises PayloadInvalid naming the path."""
+        try:
+            return self.decode_json(payload)
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise PayloadInvalid(f"{self.request.__name__}: {error}") from error
+
+    def _blame(self, request: msgspec.Struct, error: Exception) -> str:
+        """Name the field that cannot be encoded, or whose value does not decode."""
+        for name in request.__struct_fields__:
+            try:
+                self._encode(getattr(request, name))
+            except (TypeError, ValueError, OverflowError, RecursionError) as cause:
+                return f"{self.request.__name__}: field {name!r}: {cause}"
+        return f"{self.request.__name__}: {error}"
+
+    def _largest_field(self, request: msgspec.Struct) -> str:
+        return max(
+            request.__struct_fields__,
+            key=lambda name: len(self._encode(getattr(request, name))),
+        )
+
+
+def _encode_other(value: object) -> object:
+    if isinstance(value, str):  # a subclass, such as SafeString
+        return "".join((value, ""))
+    raise TypeError(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot be stored as JSON; "
+        "store its key or its text"
+    )
+
+
+def _differences(before: object, after: object, path: str) -> Iterator[str]:
+    """Yield the paths at which two values differ.
+
+    Aware moments are compared by instant: Python calls those in a repeated hour
+    unequal across zones (https://peps.python.org/pep-0495/).
+    """
+    if isinstance(before, datetime) and isinstance(after, datetime):
+        if before.tzinfo is None or after.tzinfo is None:
+            same = before == after
+        else:
+            same = before.astimezone(UTC) == after.astimezone(UTC)
+        if not same:
+            yield path
+    elif isinstance(before, msgspec.Struct) and type(before) is type(after):
+        for name in before.__struct_fields__:
+            yield from _differences(getattr(before, name), getattr(after, name), f"{path}.{name}")
+    elif isinstance(before, Mapping) and isinstance(after, Mapping):
+        if before.keys() != after.keys():
+            yield path
+        else:
+            for key in before:
+                yield from _differences(before[key], after[key], f"{path}[{key!r}]")
+    elif isinstance(before, (list, tuple)) and type(before) is type(after):
+        if len(before) != len(after):
+            yield path
+        else:
+            for place, (one, other) in enumerate(zip(before, after, strict=True)):
+                yield from _differences(one, other, f"{path}[{place}]")
+    elif before != after:
+        yield path
+
+
+def check_key(key: object) -> str:
+    """Return a key as plain text. Raises TypeError or ValueError for one that cannot be stored."""
+    if not isinstance(key, str):
+        raise TypeError(f"key takes text, not {type(key).__name__}")
+    if not 1 <= len(key) <= KEY_CHARACTERS:
+        raise ValueError(f"key has {len(key)} characters; 1 to {KEY_CHARACTERS} are allowed")
+    if "\x00" in key:
+        raise ValueError("key contains a NUL character")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"key is not valid Unicode: {error}") from error
+    return "".join((key, ""))
+
+
+def storable(text: object, *, characters: int) -> str:
+    """Return text that any database stores: no NUL, no lone surrogate, cut in the middle.
+
+    Never raises, whatever `str(text)` does.
+    """
+    try:
+        plain = str(text)
+    except BaseException as error:  # an exception's __str__ may raise anything
+        plain = f"<{type(text).__name__}, whose text raised {type(error).__name__}>"
+    if len(plain) > characters:
+        half = (characters - 5) // 2
+        plain = f"{plain[:half]}\n…\n{plain[-half:]}"
+    return plain.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """Return an exception as it is stored: `Type: message`, and its traceback.
+
+    At most 2,000 characters and 16 KiB; never raises.
+    """
+    name = type(error).__name__
+    message = storable(error, characters=ERROR_CHARACTERS - len(name) - 2)
+    summary = f"{name}: {message}" if message else name
+    try:
+        lines = "".join(traceback_module.format_exception(error))
+    except Exception as failure:  # an exception may break its own formatting
+        lines = f"{summary}\n(its traceback could not be formatted: {type(failure).__name__})"
+    trace = storable(lines, characters=TRACEBACK_BYTES)
+    if len(trace.encode()) > TRACEBACK_BYTES:
+        trace = storable(trace, characters=TRACEBACK_BYTES // 4)
+    return summary[:ERROR_CHARACTERS], trace

@@ -1,0 +1,400 @@
+"""The life of a job, in order: put, claim, renew, complete, retry, fail, give back.
+
+Every change of a job's state is here. Each has one shape: change what you may
+change, in the statement that checks that you may; what it returns says whether you
+were allowed. The check is on the claim, which is the job's id and a token that no
+other claim ever had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from django.db import connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from myxo_jobs.databases import Database, Due, Row, database_of
+from myxo_jobs.errors import OwnTransactionImpossible
+from myxo_jobs.handlers import Handler
+from myxo_jobs.models import Job
+
+logger = logging.getLogger("myxo_jobs")
+
+# A wake-up is not repeated within this window: a worker that found work keeps
+# looking for longer than that before it sleeps.
+WAKE_WINDOW_SECONDS = 0.05
+
+
+class Claim(msgspec.Struct, eq=False):
+    """A job taken for one lease."""
+
+    job_id: int
+    token: str
+    handler: Handler
+    payload: str
+    key: str | None
+    attempt: int
+    created_at: Any  # as the driver gave it
+    # Its last claim ended with its lease: perhaps it killed its worker.
+    suspect: bool
+    # When the lease ends by this process's monotonic clock, taken before the claim.
+    lease_ends: float
+    # Asked for by the handler: the lease lasts at least until then, on the same clock.
+    extended_until: float = 0.0
+
+    @property
+    def held(self) -> tuple[int, str]:
+        return self.job_id, self.token
+
+
+class Tokens:
+    """The tokens of one worker: a random prefix of its start, and a counter.
+
+    Never made of host, process or attempt number: a restarted container repeats those.
+    """
+
+    def __init__(self) -> None:
+        self.prefix = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+
+    def next(self) -> str:
+        return f"{self.prefix}.{next(self._numbers)}"
+
+
+def tell(
+    level: int, claim: Claim, words: str, *values: object, error: BaseException | None = None
+) -> None:
+    """Log an event of a job: one line, never its payload."""
+    topic = claim.handler.topic
+    logger.log(
+        level,
+        "job=%s topic=%s attempt=%s " + words,
+        claim.job_id,
+        topic,
+        claim.attempt,
+        *values,
+        exc_info=error,
+        extra={"job": claim.job_id, "topic": topic, "attempt": claim.attempt},
+    )
+
+
+def alias() -> str:
+    """Return the alias of the database that the routers choose for writes of jobs."""
+    return router.db_for_write(Job)
+
+
+# -- put ----------------------------------------------------------------------
+
+
+def put(
+    connection: BaseDatabaseWrapper,
+    handler: Handler,
+    request: msgspec.Struct,
+    *,
+    key: str | None,
+    due: Due,
+    priority: int,
+) -> int | None:
+    """Add a job in the connection's transaction; return its id, or None if its key is there."""
+    row = Row(handler.topic, handler.codec.encode(request), key, priority)
+    job_id = database_of(connection).insert(connection, row, due)
+    if job_id is None:
+        _tell_who_holds(connection, key)
+        return None
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug(
+            "job=%s topic=%s put", job_id, row.topic, extra={"job": job_id, "topic": row.topic}
+        )
+    wake(connection, [row.topic])
+    return job_id
+
+
+def put_alone(
+    connection: BaseDatabaseWrapper,
+    handler: Handler,
+    request: msgspec.Struct,
+    *,
+    key: str | None,
+    due: Due,
+    priority: int,
+) -> int | None:
+    """Add a job in a transaction of its own, whatever block the connection is in.
+
+    In a test case it joins the test's transaction, so that it goes with the test.
+    Raises OwnTransactionImpossible where the database has one writer at a time.
+    """
+    can_write_beside = database_of(connection).can_write_beside
+    blocks = connection.atomic_blocks
+    of_the_test = [block for block in blocks if is_of_testcase(block)]
+    if of_the_test and (can_write_beside or len(of_the_test) == len(blocks)):
+        return put(connection, handler, request, key=key, due=due, priority=priority)
+    if not can_write_beside and (blocks or not connection.get_autocommit()):
+        raise OwnTransactionImpossible
+    own = connections.create_connection(connection.alias)
+    try:
+        return put(own, handler, request, key=key, due=due, priority=priority)
+    finally:
+        own.close()
+
+
+def put_many(connection: BaseDatabaseWrapper, rows: Sequence[Row], *, due: Due) -> int:
+    """Add jobs in one transaction; return how many, those whose key was there not counted."""
+    with transaction.atomic(using=connection.alias):
+        count = database_of(connection).insert_many(connection, rows, due)
+        if count:
+            wake(connection, {row.topic for row in rows})
+    return count
+
+
+def _tell_who_holds(connection: BaseDatabaseWrapper, key: str | None) -> None:
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    rows = Job.objects.using(connection.alias).filter(key=key, due__isnull=False)
+    holder = rows.values("id", "topic", "status", "attempts").first()
+    if holder:
+        logger.info(
+            "key=%r not put: job=%s topic=%s attempt=%s holds it, %s",
+            key,
+            holder["id"],
+            holder["topic"],
+            holder["attempts"],
+            holder["status"],
+            extra={"job": holder["id"], "topic": holder["topic"], "attempt": holder["attempts"]},
+        )
+
+
+# -- wake ---------------------------------------------------------------------
+
+
+class _WakeUp:
+    """Sends one wake-up after the commit, for all the puts of a transaction."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, block: object) -> None:
+        self.connection = connection
+        self.block = block
+        self.topics: set[str] = set()
+        self.sent = False
+
+    def __call__(self) -> None:
+        self.sent = True
+        _notify(self.connection, self.topics)
+
+
+_last_wakeup: dict[tuple[str, str], float] = {}
+
+
+def _notify(connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
+    now = time.monotonic()
+    stale = [
+        topic
+        for topic in topics
+        if now - _last_wakeup.get((connection.alias, topic), -1.0) > WAKE_WINDOW_SECONDS
+    ]
+    if stale:
+        for topic in stale:
+            _last_wakeup[connection.alias, topic] = now
+        database_of(connection).notify(connection, stale)
+
+
+def wake(connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
+    """Wake idle workers once the connection's transaction has committed."""
+    if not database_of(connection).sends_wakeups:
+        return
+    if not (connection.in_atomic_block or connection.get_autocommit()):
+        return  # nobody will tell of the commit; polling finds the job
+    # A test case wraps everything in blocks of its own: what stands for the
+    # transaction is the outermost block of the code under test.
+    block = next((b for b in connection.atomic_blocks if not is_of_testcase(b)), None)
+    for _, callback, _ in reversed(connection.run_on_commit):
+        if isinstance(callback, _WakeUp) and callback.block is block and block is not None:
+            if callback.sent:
+                break
+            callback.topics.update(topics)
+            return
+    wakeup = _WakeUp(connection, block)
+    wakeup.topics.update(topics)
+    transaction.on_commit(wakeup, using=connection.alias, robust=True)
+
+
+def is_of_testcase(block: object) -> bool:
+    """Tell whether an atomic block is one that django.test.TestCase wraps around a test."""
+    return getattr(block, "_from_testcase", False)
+
+
+# -- claim --------------------------------------------------------------------
+
+
+def claim(
+    connection: BaseDatabaseWrapper,
+    handler: Handler,
+    limit: int,
+    *,
+    token: str,
+    suspects: bool = True,
+    joined: bool = False,
+) -> list[Claim]:
+    """Take up to `limit` due jobs of a handler, each for its lease.
+
+    Highest `priority` first, then earliest `due`, then `id`; empty when nothing is
+    due. A job whose lease is over is a suspect: it is taken only if `suspects`, at
+    its old place in the line, and alone. Moments are the database's. Raises
+    RuntimeError inside an open transaction, unless `joined`.
+    Source: PostgreSQL manual, SELECT, "The Locking Clause".
+    """
+    if connection.in_atomic_block and not joined:
+        raise RuntimeError("a claim inside a transaction would hold its rows until the commit")
+    before = time.monotonic()
+    rows = database_of(connection).claim(
+        connection, handler.topic, limit, lease=handler.lease, token=token, suspects=suspects
+    )
+    ends = before + handler.lease
+    claims = [
+        Claim(job_id, token, handler, payload, key, attempt, created_at, suspect, ends)
+        for job_id, payload, key, attempt, created_at, suspect in rows
+    ]
+    if logger.isEnabledFor(logging.DEBUG):
+        for one in claims:
+            tell(logging.DEBUG, one, "claimed")
+    return claims
+
+
+def renew(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
+    """Make claims last their lease from now on; return the ids of those renewed.
+
+    A claim that lasts longer already, because its handler asked for it, stays so.
+    """
+    database = database_of(connection)
+    before = time.monotonic()
+    leases = [max(claim.handler.lease, claim.extended_until - before) for claim in claims]
+    lease_until = database.larger_of("lease_until", database.after("held.lease"))
+    renewed = database.update_held(
+        connection,
+        f"lease_until = {lease_until}",
+        {"lease": "number"},
+        [(*claim.held, lease) for claim, lease in zip(claims, leases, strict=True)],
+        flush=False,
+    )
+    for claim, lease in zip(claims, leases, strict=True):
+        if claim.job_id in renewed:
+            claim.lease_ends = max(claim.lease_ends, before + lease)
+    return renewed
+
+
+def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
+    """Return the ids of those claims that nobody has taken over and nobody deleted."""
+    return database_of(connection).still_held(connection, [claim.held for claim in claims])
+
+
+# -- the ends of a claim ------------------------------------------------------
+# Each takes what it may at once and returns the ids it ended: a row that somebody
+# else has locked stays for later, one whose claim was lost is not ours to change.
+
+_RELEASED = "worker = '', lease_until = NULL"
+
+
+def complete(
+    connection: BaseDatabaseWrapper, claims: Sequence[Claim], *, flush: bool = False
+) -> set[int]:
+    """Delete claimed jobs: they are done."""
+    held = [claim.held for claim in claims]
+    return database_of(connection).delete_held(connection, held, flush=flush)
+
+
+def retry(
+    connection: BaseDatabaseWrapper, failures: Sequence[tuple[Claim, float, str, str]]
+) -> set[int]:
+    """Make jobs wait for their next attempt: (claim, pause in seconds, error, traceback)."""
+    database = database_of(connection)
+    return database.update_held(
+        connection,
+        f"{_RELEASED}, due = {database.after('held.pause')}, "
+        "error = held.error, traceback = held.traceback",
+        {"pause": "number", "error": "text", "traceback": "text"},
+        [(*claim.held, pause, error, trace) for claim, pause, error, trace in failures],
+        flush=True,
+    )
+
+
+def fail(connection: BaseDatabaseWrapper, failures: Sequence[tuple[Claim, str, str]]) -> set[int]:
+    """Keep jobs for a person, marked failed: (claim, error, traceback)."""
+    return database_of(connection).update_held(
+        connection,
+        f"{_RELEASED}, failed = true, error = held.error, traceback = held.traceback",
+        {"error": "text", "traceback": "text"},
+        [(*claim.held, error, trace) for claim, error, trace in failures],
+        flush=True,
+    )
+
+
+def fail_unrun(
+    connection: BaseDatabaseWrapper, failures: Sequence[tuple[Claim, str, str]]
+) -> set[int]:
+    """Keep jobs for a person that this claim did not run: it costs no attempt."""
+    database = database_of(connection)
+    return database.update_held(
+        connection,
+        f"{_RELEASED}, failed = true, error = held.error, traceback = held.traceback, "
+        f"attempts = {_one_less(database)}",
+        {"error": "text", "traceback": "text"},
+        [(*claim.held, error, trace) for claim, error, trace in failures],
+        flush=True,
+    )
+
+
+def snooze(connection: BaseDatabaseWrapper, naps: Sequence[tuple[Claim, float]]) -> set[int]:
+    """Make jobs wait so many seconds; the attempt does not count."""
+    database = database_of(connection)
+    return database.update_held(
+        connection,
+        f"{_RELEASED}, due = {database.after('held.pause')}, attempts = {_one_less(database)}",
+        {"pause": "number"},
+        [(*claim.held, pause) for claim, pause in naps],
+        flush=True,
+    )
+
+
+def give_back(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
+    """Let others have jobs now, at their old place in the line; the attempt does not count."""
+    database = database_of(connection)
+    return database.update_held(
+        connection,
+        f"{_RELEASED}, attempts = {_one_less(database)}",
+        {},
+        [claim.held for claim in claims],
+        flush=True,
+    )
+
+
+def _one_less(database: Database) -> str:
+    # Not below 0: an operator may have reset the column meanwhile.
+    return database.larger_of("myxo_jobs.attempts - 1", "0")
+
+
+# -- a person's part ----------------------------------------------------------
+
+
+def retry_failed(alias: str, job_ids: Iterable[int]) -> int:
+    """Run failed jobs again, now, with all their attempts; return how many were failed."""
+    with transaction.atomic(using=alias):
+        failed = Job.objects.using(alias).filter(pk__in=list(job_ids), failed=True)
+        topics = set(failed.values_list("topic", flat=True))
+        count = failed.update(failed=False, attempts=0)
+        if count:
+            wake(transaction.get_connection(alias), topics)
+    return count
+
+
+def discard(alias: str, job_ids: Iterable[int]) -> int:
+    """Delete jobs in any state; return how many there were.
+
+    A running one is not stopped, but its outcome is not recorded.
+    """
+    rows = Job.objects.using(alias).filter(pk__in=list(job_ids))
+    count, _ = rows.delete()
+    return count
