@@ -62,10 +62,11 @@ WHERE topic = ? AND priority = ? AND {WAITING} AND due > {NOW} AND lease_until I
 ORDER BY due, id LIMIT 1
 """
 
-# Through Django's cursor, so a literal per cent sign is doubled.
+# Through Django's cursor, so a literal per cent sign is doubled. SQLite knows the index
+# by its condition, in the order in which Django wrote it.
 INSERT = """
 INSERT INTO myxo_jobs (topic, payload, key, priority, due) VALUES (%s, %s, %s, %s, {due})
-ON CONFLICT (key) WHERE key IS NOT NULL AND due IS NOT NULL DO NOTHING
+ON CONFLICT (key) WHERE due IS NOT NULL AND key IS NOT NULL DO NOTHING
 """
 DUE_AFTER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
 INSERT_AFTER = INSERT.format(due=DUE_AFTER)
