@@ -1,8 +1,15 @@
-"""A PostgreSQL server of the suite's own, for one run."""
+"""A PostgreSQL server of the suite's own, for one run.
+
+`python -m tests.postgres_server COMMAND…` runs a command with its URL in DATABASE_URL
+and MYXO_TEST_POSTGRES.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -31,3 +38,10 @@ def postgres_server() -> Iterator[str]:
             server.cleanup()
     finally:
         shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    with postgres_server() as url:
+        environment = {**os.environ, "DATABASE_URL": url, "MYXO_TEST_POSTGRES": url}
+        code = subprocess.call(sys.argv[1:], env=environment)
+    sys.exit(code)
