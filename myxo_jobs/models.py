@@ -63,6 +63,14 @@ def sqlite_moment(moment: datetime) -> str:
     return f"{utc:%Y-%m-%d %H:%M:%S}.{utc.microsecond // 1000:03d}".rjust(23, "0")
 
 
+def moment_of(raw: datetime | str) -> datetime:
+    """Return a moment that a driver gave, of any database, as the model's fields give it."""
+    if isinstance(raw, datetime):
+        return raw
+    moment = datetime.fromisoformat(raw).replace(tzinfo=UTC)
+    return moment if settings.USE_TZ else timezone.make_naive(moment)
+
+
 class JobManager(models.Manager):  # type: ignore[type-arg]
     """Jobs as the primary database has them: a replica's rows would be old news."""
 

@@ -20,7 +20,7 @@ from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from myxo_jobs.databases import Database, Due, Row, database_of
-from myxo_jobs.errors import OwnTransactionImpossible
+from myxo_jobs.errors import ClaimLost, OwnTransactionImpossible
 from myxo_jobs.handlers import Handler
 from myxo_jobs.models import Job
 
@@ -282,7 +282,7 @@ def renew(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
     )
     for claim, lease in zip(claims, leases, strict=True):
         if claim.job_id in renewed:
-            claim.lease_ends = max(claim.lease_ends, before + lease)
+            claim.lease_ends = max(claim.lease_ends, before + lease, claim.extended_until)
     return renewed
 
 
@@ -298,12 +298,21 @@ def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[
 _RELEASED = "worker = '', lease_until = NULL"
 
 
-def complete(
-    connection: BaseDatabaseWrapper, claims: Sequence[Claim], *, flush: bool = False
-) -> set[int]:
+def complete(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
     """Delete claimed jobs: they are done."""
-    held = [claim.held for claim in claims]
-    return database_of(connection).delete_held(connection, held, flush=flush)
+    return database_of(connection).delete_held(connection, [claim.held for claim in claims])
+
+
+def complete_joined(connection: BaseDatabaseWrapper, claim: Claim) -> None:
+    """Delete a claimed job in the open transaction, so that its work and its end are one.
+
+    Waits for whoever has the row locked. Raises ClaimLost when the claim passed to
+    another worker or the job was deleted: the work must then be rolled back.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM myxo_jobs WHERE id = %s AND worker = %s", claim.held)
+        if not cursor.rowcount:
+            raise ClaimLost(claim.job_id, claim.attempt)
 
 
 def retry(

@@ -143,12 +143,9 @@ class Database(ABC):
 
     @abstractmethod
     def delete_held(
-        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]], *, flush: bool
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
-        """Delete held jobs; return the ids of those deleted.
-
-        With `flush` the commit waits for the drive as the project's setting says.
-        """
+        """Delete held jobs; return the ids of those deleted. Does not wait for the drive."""
 
     @abstractmethod
     def update_held(
@@ -163,6 +160,7 @@ class Database(ABC):
         """Update held jobs by the SQL `assignments`; return the ids of those updated.
 
         Each of `held` is (id, token, *values); in the SQL `held.name` is a value.
+        With `flush` the commit waits for the drive as the project's setting says.
         """
 
     @abstractmethod

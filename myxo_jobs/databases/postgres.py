@@ -100,12 +100,12 @@ SELECT level.topic, min(found.wait) FROM level CROSS JOIN LATERAL (
 GROUP BY level.topic
 """
 
-DELETE_HELD = """
+DELETE_HELD = f"""
 WITH held AS MATERIALIZED (
     SELECT job.id
     FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]) AS given(id, token)
     JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
-    WHERE {flush} FOR UPDATE OF job SKIP LOCKED
+    WHERE {UNFLUSHED} FOR UPDATE OF job SKIP LOCKED
 )
 DELETE FROM myxo_jobs WHERE id = ANY (ARRAY(SELECT id FROM held)) RETURNING id
 """
@@ -150,7 +150,20 @@ ON CONFLICT (key) WHERE key IS NOT NULL AND due IS NOT NULL DO NOTHING
 
 # Words that begin a statement which leaves its session as it was.
 PASSING_WORDS = frozenset(
-    ["select", "insert", "update", "delete", "with", "values", "savepoint", "release", "rollback", "explain", "merge", "table"]
+    [
+        "select",
+        "insert",
+        "update",
+        "delete",
+        "with",
+        "values",
+        "savepoint",
+        "release",
+        "rollback",
+        "explain",
+        "merge",
+        "table",
+    ]
 )
 # Functions that do not: settings, and locks held until the session ends.
 LASTING_CALLS = ("set_config", "pg_advisory_lock", "pg_try_advisory_lock")
@@ -264,9 +277,9 @@ class PostgreSQL(Database):
             return {topic: float(wait) for topic, wait in cursor.fetchall()}
 
     def delete_held(
-        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]], *, flush: bool
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
-        return self._changed(connection, DELETE_HELD.format(flush=_flush(flush)), _arrays(held))
+        return self._changed(connection, DELETE_HELD, _arrays(held))
 
     def update_held(
         self,

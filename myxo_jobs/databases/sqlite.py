@@ -74,7 +74,19 @@ INSERT_AT = INSERT.format(due="%s")
 
 # Words that begin a statement which leaves its connection as it was.
 PASSING_WORDS = frozenset(
-    ["select", "insert", "update", "delete", "replace", "with", "values", "savepoint", "release", "rollback", "explain"]
+    [
+        "select",
+        "insert",
+        "update",
+        "delete",
+        "replace",
+        "with",
+        "values",
+        "savepoint",
+        "release",
+        "rollback",
+        "explain",
+    ]
 )
 
 
@@ -170,7 +182,7 @@ class SQLite(Database):
             return _patiently(lambda: _look(raw, topics, horizon))
 
     def delete_held(
-        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]], *, flush: bool
+        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
         with _immediate(connection) as raw:
             delete = raw.cursor().execute

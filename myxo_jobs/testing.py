@@ -1,0 +1,118 @@
+"""For test suites: run the jobs that a test has put, in process, and list them.
+
+`run_jobs` and `put_jobs` work where nothing ever commits: in a TestCase and with
+pytest-django's `db`. `Worker` is the real worker, for tests that do commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.functions import Now
+
+from myxo_jobs import queue
+from myxo_jobs.errors import Steering
+from myxo_jobs.handlers import registry
+from myxo_jobs.models import Job
+from myxo_jobs.queue import Claim, Tokens
+from myxo_jobs.worker import Worker
+from myxo_jobs.worker.running import Outcome, Surroundings, run, run_async
+from myxo_jobs.worker.settling import STORES
+
+__all__ = ["Worker", "put_jobs", "run_jobs"]
+
+MOST_JOBS = 1_000
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class _RollBack(Exception):  # noqa: N818 - never leaves this module
+    """Undoes what a handler that did not return has written."""
+
+
+def run_jobs(
+    delayed: bool = False,
+    topics: Sequence[str] | None = None,
+    raise_errors: bool = True,
+) -> int:
+    """Run what is due, one job after the other, until nothing is; return how many ran.
+
+    On the caller's own connection, each handler in a savepoint, so that it sees what the
+    test wrote and goes with it. Highest priority first, then earliest due, then id; jobs
+    put by jobs run, too; at most 1,000. `delayed` runs those that are due later as well,
+    and `topics` only some.
+
+    Raises what a handler raised, the job then being as it was; with `raise_errors=False`
+    it is recorded instead, as a worker would. `Retry`, `Snooze` and `GiveUp` always are.
+    """
+    connection = connections[queue.alias()]
+    tokens = Tokens()
+    count = 0
+    while count < MOST_JOBS:
+        claim = _claim_next(connection, tokens.next(), delayed, topics)
+        if claim is None:
+            break
+        count += 1
+        outcome = _run(connection, claim)
+        raised = outcome.raised
+        if raised is not None and raise_errors and not isinstance(raised, Steering):
+            queue.give_back(connection, [claim])
+            raise raised
+        STORES[outcome.verb](connection, [outcome])
+    return count
+
+
+def put_jobs(request: type[R] | None = None) -> list[R]:
+    """Return the requests of the jobs in the queue, oldest first; a done one has left.
+
+    `request` chooses those of one Struct.
+    """
+    rows = Job.objects.filter(due__isnull=False).order_by("pk")
+    handlers = {handler.topic: handler for handler in registry}
+    return [
+        handlers[topic].codec.decode(payload)  # type: ignore[misc]
+        for topic, payload in rows.values_list("topic", "payload")
+        if topic in handlers and request in (None, handlers[topic].request)
+    ]
+
+
+def _claim_next(
+    connection: BaseDatabaseWrapper, token: str, delayed: bool, topics: Sequence[str] | None
+) -> Claim | None:
+    served = [handler.topic for handler in registry if topics is None or handler.topic in topics]
+    rows = Job.objects.using(connection.alias).filter(
+        topic__in=served, failed=False, worker="", due__isnull=False
+    )
+    if not delayed:
+        rows = rows.filter(due__lte=Now())
+    row = rows.order_by("-priority", "due", "pk").values("pk", "topic").first()
+    if row is None:
+        return None
+    if delayed:
+        Job.objects.using(connection.alias).filter(pk=row["pk"], due__gt=Now()).update(due=Now())
+    handler = registry.of_topic(row["topic"])
+    assert handler is not None  # it was just served
+    # Atomic or not, here every handler has a savepoint of the caller's transaction.
+    handler = msgspec.structs.replace(handler, atomic=False)
+    claims = queue.claim(connection, handler, 1, token=token, suspects=False, joined=True)
+    return claims[0] if claims else None
+
+
+def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:
+    around = Surroundings(connection.alias, lambda: False, lambda claim, seconds: None)
+    try:
+        with transaction.atomic(using=connection.alias):
+            if claim.handler.is_async:
+                outcome = async_to_sync(run_async)(claim, around)
+            else:
+                outcome = run(claim, around)
+            if outcome.verb != "complete":
+                raise _RollBack
+    except _RollBack:
+        pass
+    return outcome

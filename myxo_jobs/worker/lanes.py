@@ -1,0 +1,100 @@
+"""One topic in one worker: how many of its jobs to claim, and when."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from myxo_jobs.handlers import Handler
+from myxo_jobs.queue import Claim
+from myxo_jobs.worker.running import Outcome
+from myxo_jobs.worker.slots import Slots
+
+# As many jobs are claimed ahead as can start within this time, by what the topic's
+# jobs took lately; none ahead until that is known.
+AHEAD_SECONDS = 0.2
+MOST_AHEAD = 1_000
+# A claimed job that has not started is given back before it has waited for a second.
+UNSTARTED_SECONDS = 0.8
+# How much the newest jobs weigh in the mean run time.
+NEWEST_WEIGHT = 0.3
+
+
+class Lane:
+    """The slots of a topic and the claims in hand: waiting for one, or running."""
+
+    def __init__(self, handler: Handler, size: int, slots: Slots) -> None:
+        self.handler = handler
+        self.size = size
+        self.slots = slots
+        # Whether a claim may find something: set by wake-ups and looks, unset when one
+        # comes back empty.
+        self.hopeful = True
+        # Takes no suspects before this moment of the monotonic clock.
+        self.suspects_after = 0.0
+        self.in_hand = 0
+        # When few enough wait that the next claim should be under way.
+        self.low = 0
+        self._mean_seconds: float | None = None
+        self._taken = 0
+        # (how many claims were taken up to then, when) of claims that may be unstarted.
+        self._batches: deque[tuple[int, float]] = deque()
+
+    def room(self) -> int:
+        """Return how many jobs to claim now; 0 while enough are waiting."""
+        ahead = self._ahead()
+        self.low = ahead // 2
+        if self.in_hand >= self.size and self.slots.waiting() > self.low:
+            return 0
+        return max(self.size + ahead - self.in_hand, 0)
+
+    def has_free_slot(self) -> bool:
+        return self.in_hand < self.size
+
+    def take(self, claims: list[Claim]) -> None:
+        self.in_hand += len(claims)
+        self._taken += len(claims)
+        self._batches.append((self._taken, time.monotonic()))
+        self.slots.add(claims, self.in_hand)
+
+    def learn(self, outcomes: list[Outcome]) -> None:
+        """Take note of runs that ended: their slots are free."""
+        self.in_hand -= len(outcomes)
+        runs = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
+        if not runs:
+            return
+        newest = sum(runs) / len(runs)
+        mean = self._mean_seconds
+        weight = 1.0 if mean is None else NEWEST_WEIGHT
+        self._mean_seconds = weight * newest + (1 - weight) * (mean or 0.0)
+
+    def oldest_unstarted(self) -> float | None:
+        """Return when the claim was made that waits longest for a slot, None if none waits."""
+        waiting = self.slots.waiting()
+        if not waiting:
+            self._batches.clear()
+            return None
+        started = self._taken - waiting
+        while self._batches and self._batches[0][0] <= started:
+            self._batches.popleft()
+        return self._batches[0][1] if self._batches else time.monotonic()
+
+    def take_back_late(self) -> list[Claim]:
+        """Return the claims that have waited too long for a slot, and learn from it."""
+        oldest = self.oldest_unstarted()
+        if oldest is None or time.monotonic() - oldest < UNSTARTED_SECONDS:
+            return []
+        self._mean_seconds = None
+        return self.take_back()
+
+    def take_back(self) -> list[Claim]:
+        claims = self.slots.take_back()
+        self.in_hand -= len(claims)
+        self._taken -= len(claims)
+        return claims
+
+    def _ahead(self) -> int:
+        # A job with one attempt that is charged unstarted would be failed unrun.
+        if self._mean_seconds is None or self.handler.attempts == 1:
+            return 0
+        return min(int(self.size * AHEAD_SECONDS / max(self._mean_seconds, 1e-6)), MOST_AHEAD)

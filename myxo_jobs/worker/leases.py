@@ -1,0 +1,117 @@
+"""Keeping the claims of a worker: renewed in a thread and by a connection of their own.
+
+Neither a busy handler, a blocked event loop nor a slow claim may delay a renewal,
+and it goes on while the worker drains, until the last job has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+from django.db import DatabaseError, InterfaceError
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from myxo_jobs import queue
+from myxo_jobs.databases import database_of
+from myxo_jobs.queue import Claim
+
+LARGEST_BATCH = 1_000
+# A claim is renewed when a third of its lease is over, so that two more tries fit in.
+RENEW_BELOW = 2 / 3
+TICKS_A_LEASE = 6
+SHORTEST_TICK_SECONDS = 0.02
+LONGEST_TICK_SECONDS = 1.0
+RETRY_SECONDS = 0.2
+
+
+class LeaseKeeper:
+    """Holds the claims of one worker and renews them."""
+
+    def __init__(self, alias: str, shortest_lease: float) -> None:
+        self._alias = alias
+        tick = shortest_lease / TICKS_A_LEASE
+        self._tick = min(max(tick, SHORTEST_TICK_SECONDS), LONGEST_TICK_SECONDS)
+        self._claims: set[Claim] = set()
+        self._nudge = threading.Event()
+        self._stopped = False
+        self._connection: BaseDatabaseWrapper | None = None
+        self._thread = threading.Thread(target=self._serve, name="myxo_jobs leases", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hold(self, claims: Iterable[Claim]) -> None:
+        self._claims.update(claims)
+
+    def release(self, claim: Claim) -> None:
+        self._claims.discard(claim)
+
+    def held(self) -> list[Claim]:
+        return list(self._claims)
+
+    def extend(self, claim: Claim, seconds: float) -> None:
+        """Make a claim last at least so long from now, within milliseconds."""
+        claim.extended_until = time.monotonic() + seconds
+        self._nudge.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._nudge.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopped:
+                pause = self._tick
+                try:
+                    self._connect()
+                    self._renew()
+                except (DatabaseError, InterfaceError):
+                    # The loop meets the same outage and tells of it.
+                    self._close()
+                    pause = min(self._tick, RETRY_SECONDS)
+                self._nudge.wait(pause)
+                self._nudge.clear()
+        finally:
+            self._close()
+
+    def _connect(self) -> BaseDatabaseWrapper:
+        if self._connection is None:
+            self._connection = database_of(self._alias).open(self._alias)
+        return self._connection
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            close_quietly(connection)
+
+    def _renew(self) -> None:
+        now = time.monotonic()
+        due = [
+            claim
+            for claim in self.held()
+            if claim.lease_ends - now < claim.handler.lease * RENEW_BELOW
+            or claim.extended_until > claim.lease_ends
+        ]
+        for start in range(0, len(due), LARGEST_BATCH):
+            batch = due[start : start + LARGEST_BATCH]
+            renewed = queue.renew(self._connect(), batch)
+            self._drop_lost([claim for claim in batch if claim.job_id not in renewed])
+
+    def _drop_lost(self, claims: list[Claim]) -> None:
+        """Renew no more what was claimed again or deleted; a row that is locked stays."""
+        if claims:
+            held = queue.still_held(self._connect(), claims)
+            for claim in claims:
+                if claim.job_id not in held:
+                    self.release(claim)
+
+
+def close_quietly(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection that may be broken."""
+    try:
+        connection.close()
+    except (DatabaseError, InterfaceError):
+        connection.connection = None

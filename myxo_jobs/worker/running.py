@@ -1,0 +1,163 @@
+"""One run of one job: what the handler is given, and what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Literal
+
+import msgspec
+from django.db import connections, transaction
+
+from myxo_jobs import queue
+from myxo_jobs.databases import database_of
+from myxo_jobs.errors import ClaimLost, GiveUp, PayloadInvalid, Retry, Snooze, WorkerLost
+from myxo_jobs.handlers import Run
+from myxo_jobs.models import moment_of
+from myxo_jobs.payloads import describe
+from myxo_jobs.queue import Claim
+
+Verb = Literal["complete", "retry", "fail", "fail_unrun", "snooze", "give_back", "none"]
+
+
+class Outcome(msgspec.Struct, eq=False):
+    """How a run ended, until it is stored."""
+
+    claim: Claim
+    verb: Verb
+    pause: float = 0.0
+    error: str = ""
+    traceback: str = ""
+    raised: BaseException | None = None
+    # How long the run took; None when it tells nothing about the next one.
+    seconds: float | None = None
+    # A statement that may have stored it was sent, and its answer never came.
+    sent: bool = False
+    tries: int = 0
+
+
+class Surroundings(msgspec.Struct, frozen=True, eq=False):
+    """What a run needs of the worker it is in."""
+
+    alias: str
+    is_stopping: Callable[[], bool]
+    extend: Callable[[Claim, float], None]
+
+
+def not_to_run(claim: Claim, now: float) -> Outcome | None:
+    """Return the outcome of a claim that must not be started, None for one that may.
+
+    `now` is the process's monotonic clock.
+    """
+    if now >= claim.lease_ends:
+        # The process was paused, or the job waited too long: it may be another's now.
+        return Outcome(claim, "give_back")
+    if claim.suspect and claim.attempt > claim.handler.attempts:
+        error, trace = describe(WorkerLost(claim.handler.attempts))
+        return Outcome(claim, "fail_unrun", error=error, traceback=trace)
+    return None
+
+
+def run(claim: Claim, around: Surroundings) -> Outcome:
+    """Run a job whose handler is a plain function; never raises."""
+    # The one place that catches everything: whatever a handler raises, sys.exit()
+    # and KeyboardInterrupt included, is about its job and not about the worker.
+    try:
+        arguments = _arguments_of(claim, around)
+        if isinstance(arguments, Outcome):
+            return arguments
+        if claim.handler.atomic:
+            return _run_atomic(claim, arguments, around.alias)
+        # A fresh context: language, time zone and every context variable at their start.
+        Context().run(claim.handler.function, *arguments)
+    except BaseException as raised:
+        return outcome_of(claim, raised)
+    return Outcome(claim, "complete")
+
+
+async def run_async(claim: Claim, around: Surroundings) -> Outcome:
+    """Run a job whose handler is async; never raises. Give it a context of its own."""
+    try:
+        arguments = _arguments_of(claim, around)
+        if isinstance(arguments, Outcome):
+            return arguments
+        await claim.handler.function(*arguments)
+    except BaseException as raised:  # as in `run`
+        return outcome_of(claim, raised)
+    return Outcome(claim, "complete")
+
+
+def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outcome:
+    """Return what the handler is called with, or the failure of a payload that does not fit."""
+    try:
+        request = claim.handler.codec.decode(claim.payload)
+    except PayloadInvalid as misfit:
+        # At once: no number of attempts mends a payload.
+        error, trace = describe(misfit)
+        return Outcome(claim, "fail", error=error, traceback=trace, raised=misfit)
+    if not claim.handler.takes_run:
+        return (request,)
+    return request, Run(
+        id=claim.job_id,
+        topic=claim.handler.topic,
+        key=claim.key,
+        attempt=claim.attempt,
+        max_attempts=claim.handler.attempts,
+        created_at=moment_of(claim.created_at),
+        uid=None,
+        _is_stopping=around.is_stopping,
+        _extend=lambda seconds: around.extend(claim, seconds),
+    )
+
+
+def outcome_of(claim: Claim, raised: BaseException) -> Outcome:
+    """Return what becomes of a job whose handler raised."""
+    handler = claim.handler
+    if isinstance(raised, Snooze):
+        if raised.delay == 0:
+            return Outcome(claim, "give_back")
+        return Outcome(claim, "snooze", pause=raised.delay)
+    pause = handler.pause_after(claim.attempt)
+    blamed = raised
+    if isinstance(raised, Retry):
+        pause = pause if raised.delay is None else raised.delay
+        blamed = raised.__cause__ or raised
+    error, trace = describe(blamed)
+    final = isinstance(raised, GiveUp) or claim.attempt >= handler.attempts
+    return Outcome(
+        claim,
+        "fail" if final else "retry",
+        pause=pause,
+        error=error,
+        traceback=trace,
+        raised=raised,
+    )
+
+
+def _run_atomic(claim: Claim, arguments: tuple[Any, ...], alias: str) -> Outcome:
+    """Run the handler in a transaction of the queue's database that ends with the job."""
+    connection = connections[alias]
+    committed = False
+
+    def note_commit() -> None:
+        nonlocal committed
+        committed = True
+
+    def in_context() -> None:
+        with database_of(connection).atomic_job(connection):
+            transaction.on_commit(note_commit, using=alias)
+            claim.handler.function(*arguments)
+            queue.complete_joined(connection, claim)
+
+    try:
+        Context().run(in_context)
+    except ClaimLost as lost:
+        queue.tell(logging.WARNING, claim, "lost, its work is rolled back: %s", lost)
+        return Outcome(claim, "none")
+    except BaseException as raised:
+        if not committed:
+            raise
+        # Its work and its end are stored; only an on_commit function failed.
+        queue.tell(logging.ERROR, claim, "done, but an on_commit function raised", error=raised)
+    return Outcome(claim, "none")

@@ -1,0 +1,404 @@
+"""The worker's loop: settle what ended, claim what fits, wait for either; and its end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, InterfaceError
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from myxo_jobs import queue
+from myxo_jobs.conf import settings
+from myxo_jobs.databases import database_of
+from myxo_jobs.handlers import Handler, registry
+from myxo_jobs.queue import Claim, Tokens
+from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
+from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
+from myxo_jobs.worker.running import Outcome, Surroundings
+from myxo_jobs.worker.settling import Settling
+from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
+from myxo_jobs.worker.waking import Waking
+
+logger = logging.getLogger("myxo_jobs")
+
+# Puts do not repeat a wake-up within a short window, so a worker that was woken, or
+# found work, keeps looking for twice as long.
+LOOK_ON_SECONDS = 2 * queue.WAKE_WINDOW_SECONDS
+LOOK_ON_EVERY_SECONDS = 0.01
+# Outcomes wait for others at most so long, while there is more to run.
+SETTLE_SECONDS = 0.005
+OUTAGE_LOG_SECONDS = 10.0
+OUTAGE_FIRST_PAUSE_SECONDS = 0.1
+OUTAGE_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class Worker:
+    """Takes, runs and settles the jobs of some topics, in threads of this process.
+
+    `topics` and `exclude` choose among the topics with a handler; `workers` replaces
+    each one's number of slots; `using` is the alias of the queue's database; with
+    `drain` it stops by itself once nothing is due. `grace` and `poll` are seconds and
+    default to the settings. Raises ImproperlyConfigured for a topic without handler.
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        workers: int | None = None,
+        using: str | None = None,
+        drain: bool = False,
+        grace: float | None = None,
+        poll: float | None = None,
+    ) -> None:
+        self.alias = using or queue.alias()
+        self.drain = drain
+        self.grace = settings().grace_seconds if grace is None else grace
+        self.poll = settings().poll_seconds if poll is None else poll
+        self.handlers = _choose(topics, exclude)
+        self.error: BaseException | None = None
+        self._database = database_of(self.alias)
+        self._tokens = Tokens()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._ended: deque[Outcome] = deque()
+        self._last_settled = 0.0
+        shortest_lease = min((handler.lease for handler in self.handlers), default=60.0)
+        self._keeper = LeaseKeeper(self.alias, shortest_lease)
+        self._settling = Settling(self._keeper.release)
+        self._waking = Waking(self.alias, self._on_wake)
+        self._events = EventLoop()
+        around = Surroundings(self.alias, lambda: self._stopping, self._keeper.extend)
+        self._lanes = {
+            handler.topic: Lane(
+                handler,
+                workers or handler.workers,
+                self._slots(handler, workers or handler.workers, around),
+            )
+            for handler in self.handlers
+        }
+        self._connection: BaseDatabaseWrapper | None = None
+        self._next_look = 0.0
+        self._look_on_until = 0.0
+        self._outage_since: float | None = None
+        self._outage_pause = OUTAGE_FIRST_PAUSE_SECONDS
+        self._outage_told = -OUTAGE_LOG_SECONDS
+        self._thread = threading.Thread(target=self._serve, name="myxo_jobs worker", daemon=True)
+
+    # -- from outside --------------------------------------------------------
+
+    def start(self) -> None:
+        """Start to work, in threads of this process; returns at once."""
+        self._thread.start()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Drain: finish what runs within the grace, give the rest back, and end.
+
+        Raises what made the worker end, if something did.
+        """
+        if grace is not None:
+            self.grace = grace
+        self.request_stop()
+        self.join()
+
+    def request_stop(self) -> None:
+        """Let the worker drain and end; returns at once. Safe in a signal handler."""
+        self._stopping = True
+        self._wake.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the worker's end; tell whether it has ended. Raises what made it end."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    # -- the loop ------------------------------------------------------------
+
+    def _serve(self) -> None:
+        logger.info(
+            "worker=%s started using=%s topics=%s",
+            self._tokens.prefix,
+            self.alias,
+            ",".join(self._lanes),
+        )
+        try:
+            self._keeper.start()
+            self._waking.start()
+            self._events.start()
+            while not self._is_over():
+                self._turn()
+            self._drain()
+        except BaseException as error:
+            # Not an outage but a fault of this code: the process has to know.
+            logger.exception("worker=%s ended by a fault", self._tokens.prefix)
+            self.error = error
+        finally:
+            self._end()
+
+    def _is_over(self) -> bool:
+        if self._stopping:
+            return True
+        idle = not any(lane.in_hand or lane.hopeful for lane in self._lanes.values())
+        return (
+            self.drain
+            and idle
+            and not self._ended
+            and self._settling.is_empty()
+            and self._outage_since is None
+        )
+
+    def _turn(self) -> None:
+        self._wake.clear()
+        began = time.monotonic()
+        try:
+            self._settle()
+            self._return_late()
+            self._look()
+            self._claim()
+        except (DatabaseError, InterfaceError) as error:
+            self._note_outage(error, began)
+            return
+        self._note_contact(began)
+        self._wake.wait(self._pause())
+
+    def _pause(self) -> float:
+        """Return how long the loop may wait, in seconds, if nothing wakes it."""
+        now = time.monotonic()
+        moments = [self._next_look]
+        for lane in self._lanes.values():
+            if lane.hopeful and lane.room():
+                return 0.0
+            oldest = lane.oldest_unstarted()
+            if oldest is not None:
+                moments.append(oldest + UNSTARTED_SECONDS)
+        to_store = self._settling.wait()
+        if to_store is not None:
+            moments.append(now + to_store)
+        return max(min(moments) - now, 0.0)
+
+    def _settle(self) -> None:
+        self._take_in()
+        if not self._settling.is_empty():
+            self._settling.store(self._own())
+        self._last_settled = time.monotonic()
+
+    def _take_in(self) -> None:
+        by_topic: defaultdict[str, list[Outcome]] = defaultdict(list)
+        while self._ended:
+            outcome = self._ended.popleft()
+            by_topic[outcome.claim.handler.topic].append(outcome)
+        for topic, outcomes in by_topic.items():
+            self._lanes[topic].learn(outcomes)
+            self._settling.add(outcomes)
+        if self.drain and by_topic:
+            for lane in self._lanes.values():
+                lane.hopeful = True  # a job may have put others
+
+    def _return_late(self) -> None:
+        for lane in self._lanes.values():
+            self._give_back(lane.take_back_late())
+
+    def _give_back(self, claims: Iterable[Claim]) -> None:
+        self._settling.add(Outcome(claim, "give_back") for claim in claims)
+
+    def _look(self) -> None:
+        """Ask once for all topics which have something due."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + self.poll
+        topics = [topic for topic, lane in self._lanes.items() if not lane.hopeful]
+        if not topics:
+            return
+        found = self._database.look(self._own(), topics, self.poll)
+        for topic, wait in found.items():
+            if wait <= 0:
+                self._lanes[topic].hopeful = True
+            else:
+                self._next_look = min(self._next_look, now + wait)
+        if now < self._look_on_until:
+            self._next_look = min(self._next_look, now + LOOK_ON_EVERY_SECONDS)
+
+    def _claim(self) -> None:
+        for lane in self._lanes.values():
+            if self._stopping:
+                return
+            if not lane.hopeful:
+                continue
+            room = lane.room()
+            if not room:
+                continue
+            began = time.monotonic()
+            lane.hopeful = False  # before the claim: a wake-up during it sets it again
+            claims = queue.claim(
+                self._own(),
+                lane.handler,
+                room,
+                token=self._tokens.next(),
+                suspects=self._may_take_suspects(lane, began),
+            )
+            if claims:
+                lane.hopeful = True
+                self._keeper.hold(claims)
+                lane.take(claims)
+                self._look_on(began)
+
+    def _may_take_suspects(self, lane: Lane, now: float) -> bool:
+        # A suspect starts at once or is not taken. And after an outage the living
+        # holders renew first: what looks expired then is mostly theirs.
+        return lane.has_free_slot() and self._outage_since is None and now >= lane.suspects_after
+
+    def _own(self) -> BaseDatabaseWrapper:
+        if self._connection is None:
+            self._connection = self._database.open(self.alias)
+        return self._connection
+
+    # -- outages -------------------------------------------------------------
+
+    def _note_outage(self, error: Exception, began: float) -> None:
+        now = time.monotonic()
+        if self._outage_since is None:
+            self._outage_since = began
+        if now - self._outage_told >= OUTAGE_LOG_SECONDS:
+            self._outage_told = now
+            logger.warning(
+                "worker=%s cannot reach the database, tries on: %s",
+                self._tokens.prefix,
+                str(error).strip().partition("\n")[0],
+            )
+        if self._connection is not None:
+            close_quietly(self._connection)
+            self._connection = None
+        for lane in self._lanes.values():
+            lane.hopeful = True
+        if self._stopping:
+            time.sleep(OUTAGE_FIRST_PAUSE_SECONDS)
+            return
+        self._wake.wait(self._outage_pause)
+        self._outage_pause = min(self._outage_pause * 2, OUTAGE_LONGEST_PAUSE_SECONDS)
+
+    def _note_contact(self, began: float) -> None:
+        """After statements that went through: take note of how long they could not."""
+        now = time.monotonic()
+        since = began if self._outage_since is None else self._outage_since
+        for lane in self._lanes.values():
+            if now - since > lane.handler.lease / 3:
+                lane.suspects_after = now + lane.handler.lease / 3
+        if self._outage_since is not None:
+            logger.info("worker=%s reaches the database again", self._tokens.prefix)
+            self._outage_since = None
+            self._outage_pause = OUTAGE_FIRST_PAUSE_SECONDS
+
+    # -- from the slots and the listener -------------------------------------
+
+    def _slots(self, handler: Handler, size: int, around: Surroundings) -> Slots:
+        if handler.is_async:
+            return AsyncSlots(size, around, self._finish, self._events)
+        return ThreadSlots(handler, size, around, self._finish)
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Take the outcome of a run; called in the thread that ran it."""
+        self._ended.append(outcome)
+        if self._wake.is_set():
+            return
+        lane = self._lanes[outcome.claim.handler.topic]
+        if (
+            lane.slots.waiting() <= lane.low
+            or time.monotonic() - self._last_settled > SETTLE_SECONDS
+        ):
+            self._wake.set()
+
+    def _on_wake(self, topics: set[str] | None) -> None:
+        """Take a wake-up; called in the listener's thread."""
+        if topics is None:
+            self._next_look = 0.0
+        else:
+            woken = self._lanes.keys() & topics
+            if not woken:
+                return
+            for topic in woken:
+                self._lanes[topic].hopeful = True
+            self._look_on(time.monotonic())
+        self._wake.set()
+
+    def _look_on(self, now: float) -> None:
+        if self._database.sends_wakeups:
+            self._look_on_until = now + LOOK_ON_SECONDS
+            self._next_look = min(self._next_look, now + LOOK_ON_EVERY_SECONDS)
+
+    # -- the end -------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Give back what has not started, and finish what runs within the grace."""
+        deadline = time.monotonic() + self.grace
+        if self._stopping:
+            logger.info("worker=%s drains grace=%gs", self._tokens.prefix, self.grace)
+        while True:
+            self._wake.clear()
+            for lane in self._lanes.values():
+                self._give_back(lane.take_back())
+            began = time.monotonic()
+            try:
+                self._settle()
+            except (DatabaseError, InterfaceError) as error:
+                self._note_outage(error, began)
+            in_hand = any(lane.in_hand for lane in self._lanes.values())
+            if not in_hand and not self._ended and self._settling.is_empty():
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._abandon()
+                return
+            to_store = self._settling.wait()
+            self._wake.wait(left if to_store is None else min(left, to_store))
+
+    def _abandon(self) -> None:
+        """Give back what still runs: its handlers are left behind, their outcomes dropped."""
+        self._take_in()
+        ended = self._settling.claims()
+        self._give_back(claim for claim in self._keeper.held() if claim not in ended)
+        try:
+            self._settling.store(self._own())
+        except (DatabaseError, InterfaceError) as error:
+            self._note_outage(error, time.monotonic())
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + 1.0
+        for lane in self._lanes.values():
+            lane.slots.stop()
+        self._events.stop(deadline)
+        for lane in self._lanes.values():
+            lane.slots.join(deadline)
+        self._waking.stop()
+        self._keeper.stop()
+        if self._connection is not None:
+            close_quietly(self._connection)
+        logger.info("worker=%s stopped", self._tokens.prefix)
+
+
+def _choose(topics: Sequence[str] | None, exclude: Sequence[str] | None) -> list[Handler]:
+    """Return the handlers of the topics asked for, without the excluded."""
+    handlers = {handler.topic: handler for handler in registry}
+    unknown = {*(topics or ()), *(exclude or ())} - handlers.keys()
+    if unknown:
+        raise ImproperlyConfigured(
+            f"no handler for topic {', '.join(sorted(unknown))}; "
+            f"there are: {', '.join(sorted(handlers)) or 'none'}"
+        )
+    wanted = handlers.keys() if topics is None else topics
+    return [handlers[topic] for topic in wanted if topic not in (exclude or ())]
