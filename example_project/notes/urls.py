@@ -1,0 +1,13 @@
+"""The addresses of the notes."""
+
+from django.urls import path
+
+from example_project.notes import views
+
+app_name = "notes"
+urlpatterns = [
+    path("", views.NoteList.as_view(), name="list"),
+    path("write/", views.write, name="write"),
+    path("upload/", views.upload, name="upload"),
+    path("<int:pk>/", views.edit, name="edit"),
+]

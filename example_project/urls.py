@@ -1,0 +1,9 @@
+"""The addresses of the example site."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("", include("example_project.notes.urls")),
+]
