@@ -162,3 +162,27 @@ def runjobs(transactional_db: None, tmp_path: Path) -> Iterator[Any]:
     start = rig.RunJobs(tmp_path)
     yield start
     start.end()
+
+
+@pytest.fixture
+def empty_database(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Give the settings of an empty database of the kind under test, for a project of its own.
+
+    Removed after the test.
+    """
+    import psycopg
+
+    if settings.DATABASE == "sqlite":
+        yield {
+            **{key: settings.DATABASES["default"][key] for key in ("ENGINE", "OPTIONS")},
+            "NAME": str(tmp_path / "project.sqlite3"),
+        }
+        return
+    name = f"myxo_project_{os.getpid()}"
+    with psycopg.connect(os.environ["MYXO_TEST_POSTGRES"], autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name}")
+        try:
+            keys = ("ENGINE", "USER", "PASSWORD", "HOST", "PORT")
+            yield {**{key: settings.DATABASES["default"][key] for key in keys}, "NAME": name}
+        finally:
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
