@@ -98,7 +98,7 @@ class WorkerLost(JobsError):
         )
 
 
-class Steering(Exception):  # noqa: N818 - an instruction, not an error
+class Steering(Exception):
     """What a handler raises to say how its job goes on."""
 
 

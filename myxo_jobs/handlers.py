@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from myxo_jobs.payloads import Codec
 
 # The pause before the next attempt doubles up to here.
 LONGEST_BACKOFF_SECONDS = 300.0
+LONGEST_OPTION_SECONDS = 31_536_000
 PRIORITIES = range(-100, 101)
 TOPIC_CHARACTERS = 255
 
@@ -99,7 +99,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._by_topic: dict[str, Handler] = {}
-        self._by_request: dict[type[msgspec.Struct], Handler] = {}
+        self._by_request: dict[type[object], Handler] = {}
         self._waiting: list[Handler] = []
         self._open = False
 
@@ -178,7 +178,19 @@ def job(
 
     def declare(function: F) -> F:
         where = _where(function)
-        _check_arguments(where, request, topic, workers, attempts, lease, backoff, atomic, priority)
+        _check_request(where, request)
+        _check_topic(where, topic)
+        _check_options(
+            where,
+            {
+                "workers": workers,
+                "attempts": attempts,
+                "lease": lease,
+                "backoff": backoff,
+                "atomic": atomic,
+                "priority": priority,
+            },
+        )
         takes_run, is_async = _check_function(where, function)
         if atomic and is_async:
             raise HandlerInvalid(where, "atomic is for plain functions, this one is async")
@@ -222,49 +234,61 @@ def _topic_of(handler: Handler) -> str:
     return f"{config.label}.{handler.request.__name__}"
 
 
-def _check_arguments(
-    where: str,
-    request: object,
-    topic: object,
-    workers: object,
-    attempts: object,
-    lease: object,
-    backoff: object,
-    atomic: object,
-    priority: object,
-) -> None:
-    def refuse(what: str) -> HandlerInvalid:
-        return HandlerInvalid(where, what)
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
-    def is_whole(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool)
 
-    def is_seconds(value: object) -> bool:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return number and math.isfinite(value)  # type: ignore[arg-type]
+def _is_seconds(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and 0 <= value <= LONGEST_OPTION_SECONDS  # false for NaN
+    )
 
+
+# What each option takes: a test, and the words for it.
+OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "workers": (lambda value: _is_whole(value) and value >= 1, "a whole number from 1"),
+    "attempts": (lambda value: _is_whole(value) and value >= 1, "a whole number from 1"),
+    "lease": (lambda value: _is_seconds(value) and value > 0, "seconds above 0, up to a year"),
+    "backoff": (_is_seconds, "seconds from 0, up to a year"),
+    "atomic": (lambda value: isinstance(value, bool), "True or False"),
+    "priority": (
+        lambda value: _is_whole(value) and value in PRIORITIES,
+        "a whole number from -100 to 100",
+    ),
+}
+
+
+def _check_options(where: str, options: dict[str, object]) -> None:
+    for name, value in options.items():
+        fits, wanted = OPTIONS[name]
+        if not fits(value):
+            raise HandlerInvalid(where, f"{name} takes {wanted}, not {value!r}")
+
+
+def _check_request(where: str, request: object) -> None:
     if not (isinstance(request, type) and issubclass(request, msgspec.Struct)):
-        raise refuse(f"request takes a msgspec.Struct class, not {request!r}")
+        raise HandlerInvalid(where, f"request takes a msgspec.Struct class, not {request!r}")
     if not request.__struct_config__.eq:
-        raise refuse(f"request {request.__qualname__} has eq=False, but a put compares")
-    if topic is not None and not (isinstance(topic, str) and topic and "\x00" not in topic):
-        raise refuse(f"topic takes text, not {topic!r}")
-    if isinstance(topic, str) and len(topic) > TOPIC_CHARACTERS:
-        raise refuse(f"topic has {len(topic)} characters, {TOPIC_CHARACTERS} are allowed")
-    if isinstance(topic, str) and ("," in topic or topic != topic.strip()):
-        raise refuse(f"topic {topic!r} has a comma or outer spaces, which --topics cannot name")
-    if not (is_whole(workers) and workers >= 1):  # type: ignore[operator]
-        raise refuse(f"workers takes a whole number from 1, not {workers!r}")
-    if not (is_whole(attempts) and attempts >= 1):  # type: ignore[operator]
-        raise refuse(f"attempts takes a whole number from 1, not {attempts!r}")
-    if not (is_seconds(lease) and 0 < lease <= 31_536_000):  # type: ignore[operator]
-        raise refuse(f"lease takes seconds above 0, up to a year, not {lease!r}")
-    if not (is_seconds(backoff) and 0 <= backoff <= 31_536_000):  # type: ignore[operator]
-        raise refuse(f"backoff takes seconds from 0, up to a year, not {backoff!r}")
-    if not isinstance(atomic, bool):
-        raise refuse(f"atomic takes True or False, not {atomic!r}")
-    if not (is_whole(priority) and priority in PRIORITIES):
-        raise refuse(f"priority takes a whole number from -100 to 100, not {priority!r}")
+        raise HandlerInvalid(
+            where, f"request {request.__qualname__} has eq=False, but a put compares"
+        )
+
+
+def _check_topic(where: str, topic: object) -> None:
+    if topic is None:
+        return
+    if not (isinstance(topic, str) and topic and "\x00" not in topic):
+        raise HandlerInvalid(where, f"topic takes text, not {topic!r}")
+    if len(topic) > TOPIC_CHARACTERS:
+        raise HandlerInvalid(
+            where, f"topic has {len(topic)} characters, {TOPIC_CHARACTERS} are allowed"
+        )
+    if "," in topic or topic != topic.strip():
+        raise HandlerInvalid(
+            where, f"topic {topic!r} has a comma or outer spaces, which --topics cannot name"
+        )
 
 
 def _check_function(where: str, function: object) -> tuple[bool, bool]:

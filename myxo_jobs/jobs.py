@@ -117,6 +117,7 @@ class Jobs:
         puts nothing.
         """
         from myxo_jobs import queue
+        from myxo_jobs.databases import Row
 
         due = _due(delay, at)
         if priority is not None:
@@ -126,7 +127,7 @@ class Jobs:
             handler = registry.of_request(request)
             name = key(request) if key else None
             rows.append(
-                queue.Row(
+                Row(
                     topic=handler.topic,
                     payload=handler.codec.encode(request),
                     key=None if name is None else check_key(name),

@@ -30,7 +30,7 @@ class MomentField(models.DateTimeField):  # type: ignore[type-arg]
     def db_check(self, connection: BaseDatabaseWrapper) -> str | None:
         if connection.vendor != "sqlite":
             return None
-        column = connection.ops.quote_name(self.column)
+        column = connection.ops.quote_name(str(self.column))
         return f"{column} IS NULL OR {column} GLOB '{SQLITE_MOMENT_GLOB}'"
 
     def get_db_prep_value(

@@ -7,8 +7,9 @@ back as it went in, so that a worker never meets a value that only looked right.
 from __future__ import annotations
 
 import traceback as traceback_module
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -89,35 +90,49 @@ def _encode_other(value: object) -> object:
 
 
 def _differences(before: object, after: object, path: str) -> Iterator[str]:
-    """Yield the paths at which two values differ.
+    """Yield the paths at which two values differ."""
+    parts = _parts(before, after)
+    if parts is None:
+        if not _is_same(before, after):
+            yield path
+    else:
+        for step, one, other in parts:
+            yield from _differences(one, other, path + step)
 
-    Aware moments are compared by instant: Python calls those in a repeated hour
-    unequal across zones (https://peps.python.org/pep-0495/).
+
+def _parts(before: object, after: object) -> list[tuple[str, Any, Any]] | None:
+    """Return what two values of one shape are made of: (step, one, other); None for a leaf."""
+    if type(before) is not type(after):
+        return None
+    if isinstance(before, msgspec.Struct):
+        names = before.__struct_fields__
+        return [(f".{name}", getattr(before, name), getattr(after, name)) for name in names]
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        return [(f"[{key!r}]", before[key], after[key]) for key in before]
+    if (
+        isinstance(before, (list, tuple))
+        and isinstance(after, (list, tuple))
+        and len(before) == len(after)
+    ):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [(f"[{place}]", one, other) for place, (one, other) in pairs]
+    return None
+
+
+def _is_same(before: object, after: object) -> bool:
+    """Compare two values, aware moments by instant.
+
+    Python calls moments in a repeated hour unequal across zones
+    (https://peps.python.org/pep-0495/).
     """
-    if isinstance(before, datetime) and isinstance(after, datetime):
-        if before.tzinfo is None or after.tzinfo is None:
-            same = before == after
-        else:
-            same = before.astimezone(UTC) == after.astimezone(UTC)
-        if not same:
-            yield path
-    elif isinstance(before, msgspec.Struct) and type(before) is type(after):
-        for name in before.__struct_fields__:
-            yield from _differences(getattr(before, name), getattr(after, name), f"{path}.{name}")
-    elif isinstance(before, Mapping) and isinstance(after, Mapping):
-        if before.keys() != after.keys():
-            yield path
-        else:
-            for key in before:
-                yield from _differences(before[key], after[key], f"{path}[{key!r}]")
-    elif isinstance(before, (list, tuple)) and type(before) is type(after):
-        if len(before) != len(after):
-            yield path
-        else:
-            for place, (one, other) in enumerate(zip(before, after, strict=True)):
-                yield from _differences(one, other, f"{path}[{place}]")
-    elif before != after:
-        yield path
+    if (
+        isinstance(before, datetime)
+        and isinstance(after, datetime)
+        and before.tzinfo
+        and after.tzinfo
+    ):
+        return before.astimezone(UTC) == after.astimezone(UTC)
+    return bool(before == after)
 
 
 def check_key(key: object) -> str:

@@ -211,7 +211,8 @@ def wake(connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
     # A test case wraps everything in blocks of its own: what stands for the
     # transaction is the outermost block of the code under test.
     block = next((b for b in connection.atomic_blocks if not is_of_testcase(b)), None)
-    for _, callback, _ in reversed(connection.run_on_commit):
+    for entry in reversed(connection.run_on_commit):
+        callback = entry[1]
         if isinstance(callback, _WakeUp) and callback.block is block and block is not None:
             if callback.sent:
                 break

@@ -84,7 +84,7 @@ def put_jobs(request: type[R] | None = None) -> list[R]:
 def _claim_next(
     connection: BaseDatabaseWrapper, token: str, delayed: bool, topics: Sequence[str] | None
 ) -> Claim | None:
-    served = [handler.topic for handler in registry if topics is None or handler.topic in topics]
+    served = {h.topic: h for h in registry if topics is None or h.topic in topics}
     rows = Job.objects.using(connection.alias).filter(
         topic__in=served, failed=False, worker="", due__isnull=False
     )
@@ -95,10 +95,8 @@ def _claim_next(
         return None
     if delayed:
         Job.objects.using(connection.alias).filter(pk=row["pk"], due__gt=Now()).update(due=Now())
-    handler = registry.of_topic(row["topic"])
-    assert handler is not None  # it was just served
     # Atomic or not, here every handler has a savepoint of the caller's transaction.
-    handler = msgspec.structs.replace(handler, atomic=False)
+    handler = msgspec.structs.replace(served[row["topic"]], atomic=False)
     claims = queue.claim(connection, handler, 1, token=token, suspects=False, joined=True)
     return claims[0] if claims else None
 

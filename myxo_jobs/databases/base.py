@@ -99,6 +99,7 @@ class Database(ABC):
     def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
         """Insert jobs, but for those whose key is there; return how many."""
 
+    @abstractmethod
     def notify(self, connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
         """Tell idle workers that these topics have new jobs."""
 

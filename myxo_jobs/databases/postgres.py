@@ -148,6 +148,15 @@ ORDER BY place
 ON CONFLICT (key) WHERE key IS NOT NULL AND due IS NOT NULL DO NOTHING
 """
 
+# Half a page is left for the new versions of its rows: a claim then stays on the page
+# and touches no index. A queue's rows die young, so they are cleaned up early.
+TUNE_TABLE = """
+ALTER TABLE myxo_jobs SET (
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000,
+    autovacuum_analyze_scale_factor = 0.05
+)
+"""
+
 # Words that begin a statement which leaves its session as it was.
 PASSING_WORDS = frozenset(
     [
@@ -218,12 +227,11 @@ class PostgreSQL(Database):
         return inserted[0] if inserted else None
 
     def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
+        values: list[Any] = [] if due is None else [due]
         if due is None:
-            moment, values = self.now, []
-        elif isinstance(due, float):
-            moment, values = self.after("%s"), [due]
+            moment = self.now
         else:
-            moment, values = "%s::timestamptz", [due]
+            moment = self.after("%s") if isinstance(due, float) else "%s::timestamptz"
         statement = INSERT_MANY.format(due=moment)
         inserted = 0
         with connection.cursor() as cursor:
@@ -262,7 +270,7 @@ class PostgreSQL(Database):
         token: str,
         suspects: bool,
     ) -> list[tuple[int, str, str | None, int, Any, bool]]:
-        values = {"topic": topic, "limit": limit, "lease": lease, "token": token}
+        values: dict[str, Any] = {"topic": topic, "limit": limit, "lease": lease, "token": token}
         with connection.cursor() as cursor:
             cursor.execute(CLAIM_ANY if suspects else CLAIM_FRESH, values)
             rows = cursor.fetchall()
@@ -315,12 +323,7 @@ class PostgreSQL(Database):
         return PostgreSQLListener(self, alias)
 
     def tune_table(self) -> Sequence[str]:
-        # Half a page is left for the new versions of its rows: a claim then stays on
-        # the page and touches no index. A queue's rows die young, so clean up early.
-        return (
-            "ALTER TABLE myxo_jobs SET (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, "
-            "autovacuum_vacuum_threshold = 2000, autovacuum_analyze_scale_factor = 0.05)",
-        )
+        return [TUNE_TABLE]
 
 
 def _flush(flush: bool) -> str:

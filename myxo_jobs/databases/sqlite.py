@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -143,7 +143,11 @@ class SQLite(Database):
             cursor.executemany(
                 statement, [(row.topic, row.payload, row.key, row.priority, moment) for row in rows]
             )
-            return cursor.rowcount
+            inserted: int = cursor.rowcount
+        return inserted
+
+    def notify(self, connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
+        """Nothing to send: the commit changed the file, and the listeners watch it."""
 
     def after(self, seconds: str) -> str:
         return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds')"
@@ -208,7 +212,7 @@ class SQLite(Database):
             f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(names)
         )
         statement = (
-            f"WITH held AS MATERIALIZED (SELECT {columns} FROM json_each(?)) "  # noqa: S608
+            f"WITH held AS MATERIALIZED (SELECT {columns} FROM json_each(?)) "
             f"UPDATE myxo_jobs SET {assignments} FROM held "
             "WHERE myxo_jobs.id = held.id AND myxo_jobs.worker = held.token RETURNING id"
         )

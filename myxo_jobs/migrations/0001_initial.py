@@ -1,11 +1,13 @@
 import django.db.models.functions.datetime
 from django.db import migrations, models
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations.state import StateApps
 
 import myxo_jobs.models
 from myxo_jobs.databases import database_of
 
 
-def tune_table(apps, schema_editor):
+def tune_table(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
     """Set what the table's rows, which change often and die young, need of their database."""
     for statement in database_of(schema_editor.connection).tune_table():
         schema_editor.execute(statement)

@@ -80,9 +80,9 @@ class HandlerConnections:
         _close(self._connections[alias])
         # Not only closed: a wrapper inside an atomic block that nobody will leave
         # refuses every query from then on.
-        if hasattr(connections._connections, alias):
+        if connections[alias] is not self._connections[alias]:
             _close(connections[alias])
-            del connections[alias]
+        del connections[alias]
         self._traced.discard(alias)
         self._watch(alias)
 

@@ -171,7 +171,7 @@ class Settling:
                 continue
             self._release(outcome.claim)
             if not outcome.sent:
-                words = "lost its claim: the outcome %r is dropped; the job was claimed again or deleted"
+                words = "lost its claim to another or was deleted: outcome dropped, %s"
                 queue.tell(logging.WARNING, outcome.claim, words, outcome.verb)
 
     def _keep_for_later(self, outcome: Outcome) -> None:

@@ -72,7 +72,7 @@ class ThreadSlots(Slots):
         return self._claims.qsize()
 
     def take_back(self) -> list[Claim]:
-        claims = []
+        claims: list[Claim] = []
         while True:
             try:
                 claim = self._claims.get_nowait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError
 
@@ -69,7 +70,5 @@ class Waking:
 
 
 def _close(listener: Listener) -> None:
-    try:
+    with suppress(DatabaseError, InterfaceError):
         listener.close()
-    except (DatabaseError, InterfaceError):
-        pass
