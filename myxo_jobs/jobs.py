@@ -148,13 +148,13 @@ class Jobs:
         """Run a failed job again, now, with all its attempts; tell whether it was failed."""
         from myxo_jobs import queue
 
-        return queue.retry_failed(self.using, [job_id]) > 0
+        return bool(queue.retry_failed(self.using, [job_id]))
 
     def discard(self, job_id: int) -> bool:
         """Delete a job in any state; tell whether it was there. A running one ends unrecorded."""
         from myxo_jobs import queue
 
-        return queue.discard(self.using, [job_id]) > 0
+        return bool(queue.discard(self.using, [job_id]))
 
 
 def _due(delay: float | timedelta | None, at: datetime | None) -> Due:

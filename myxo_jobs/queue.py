@@ -389,22 +389,37 @@ def _one_less(database: Database) -> str:
 # -- a person's part ----------------------------------------------------------
 
 
-def retry_failed(alias: str, job_ids: Iterable[int]) -> int:
-    """Run failed jobs again, now, with all their attempts; return how many were failed."""
+def retry_failed(alias: str, job_ids: Iterable[int]) -> set[int]:
+    """Run failed jobs again, now, with all their attempts; return the ids of those that were."""
+    connection = connections[alias]
+    # One statement: one that reads before it writes can be refused by SQLite.
     with transaction.atomic(using=alias):
-        failed = Job.objects.using(alias).filter(pk__in=list(job_ids), failed=True)
-        topics = set(failed.values_list("topic", flat=True))
-        count = failed.update(failed=False, attempts=0)
-        if count:
-            wake(transaction.get_connection(alias), topics)
-    return count
+        retried = _change(
+            connection,
+            "UPDATE myxo_jobs SET failed = false, attempts = 0 WHERE failed AND",
+            job_ids,
+        )
+        if retried:
+            wake(connection, set(retried.values()))
+    return set(retried)
 
 
-def discard(alias: str, job_ids: Iterable[int]) -> int:
-    """Delete jobs in any state; return how many there were.
+def discard(alias: str, job_ids: Iterable[int]) -> set[int]:
+    """Delete jobs in any state; return the ids of those that were there.
 
     A running one is not stopped, but its outcome is not recorded.
     """
-    rows = Job.objects.using(alias).filter(pk__in=list(job_ids))
-    count, _ = rows.delete()
-    return count
+    return set(_change(connections[alias], "DELETE FROM myxo_jobs WHERE", job_ids))
+
+
+def _change(
+    connection: BaseDatabaseWrapper, statement: str, job_ids: Iterable[int]
+) -> dict[int, str]:
+    """Run a statement on jobs; return the ids of those it met, and their topics."""
+    ids = list(job_ids)
+    if not ids:
+        return {}
+    places = ", ".join(["%s"] * len(ids))
+    with connection.cursor() as cursor:
+        cursor.execute(f"{statement} id IN ({places}) RETURNING id, topic", ids)
+        return dict(cursor.fetchall())
