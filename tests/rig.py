@@ -289,7 +289,7 @@ class RunJobs:
         process = Process(command, log, environment)
         self._processes.append(process)
         if ready:
-            process.wait_for_log("start")
+            process.wait_for_log(" started using=")
         return process
 
     def end(self) -> None:
