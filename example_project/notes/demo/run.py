@@ -91,7 +91,7 @@ class DemoRun:
     # -- put -----------------------------------------------------------------
 
     def _put_all(self) -> None:
-        step = max(len(self._paths) // BROKEN_PARTS, 2)
+        step = max(len(self._paths) // BROKEN_PARTS, 3)
         number = 0
         for path in self._paths:
             file = read(path)
@@ -99,7 +99,7 @@ class DemoRun:
                 self._skipped += 1
                 continue
             number += 1
-            broken = number % step == step // 2
+            broken = number > step and number % step == 1
             self._put(file, broken=broken, roll_back=number % ROLLED_BACK_EVERY == 0)
             self._go_on()
 

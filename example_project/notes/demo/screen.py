@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from django.core.management.base import OutputWrapper
 
 BAR_SECONDS = 0.1
-# Where the output is kept, a bar a second is enough.
+# Where the output is kept, now and then is enough.
 LINE_SECONDS = 2.0
 
 
@@ -33,7 +33,9 @@ class Screen:
         self._shown_at = time.monotonic()
         bar = _bar(done, total, note)
         if not self._moves:
-            self._out.write(bar)
+            if bar != self._bar:
+                self._out.write(bar)
+            self._bar = bar
             return
         self._wipe()
         self._bar = bar[: shutil.get_terminal_size().columns - 1]
@@ -48,7 +50,7 @@ class Screen:
             self.say(f"  {name:<{names}}  {number:>{numbers}}  {remark}".rstrip())
 
     def _wipe(self) -> None:
-        if self._bar:
+        if self._moves and self._bar:
             self._out.write("\r" + " " * len(self._bar) + "\r", ending="")
             self._bar = ""
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from django.conf import settings
 
 from example_project.notes import ledger
 
+START_SECONDS = 30
 STOP_SECONDS = 30
 LAST_CHARACTERS = 4_000
 
@@ -79,8 +81,16 @@ class Worker:
 
     def stop(self) -> int | None:
         """Ask the process to end; return its exit status, None when it did not end in time."""
+        self._wait_until_started()  # before that, the signal would just kill it
         self._process.terminate()
         try:
             return self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             return None
+
+    def _wait_until_started(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while self.is_running and time.monotonic() < deadline:
+            if b" started " in self._log.read_bytes():
+                return
+            time.sleep(0.05)

@@ -40,7 +40,12 @@ class Command(BaseCommand):
         screen.say(f"{len(paths):,} files of {folder or 'the installed Django'}")
         with own_database(url), tempfile.TemporaryDirectory(prefix="demo-") as own:
             run = DemoRun(paths, url, Path(own), screen)
-            outcome = run()
+            try:
+                outcome = run()
+            except KeyboardInterrupt:
+                raise CommandError("interrupted") from None
+            if not outcome.puts:
+                raise CommandError(f"there are no texts in {folder}")
             screen.say()
             screen.table(list(outcome.rows()))
             if outcome.failed:
@@ -52,7 +57,7 @@ class Command(BaseCommand):
 
 def _tell_of_failed(screen: Screen, url: str) -> None:
     job_id = Job.objects.filter(failed=True).values_list("pk", flat=True)[0]
-    address = reverse("admin:myxo_jobs_job_changelist")
+    address = f"{reverse('admin:index')}myxo_jobs/job/"
     screen.say(f"""
 The failed jobs stay for a person. In SQL:
   select id, topic, attempts, error from myxo_jobs where failed;
