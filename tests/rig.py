@@ -50,8 +50,9 @@ def wait_until(condition: Callable[[], T], *, because: str, within: float = 10.0
 
 
 def ago(seconds: float) -> datetime:
-    """Return the moment so many seconds ago; a negative number lies ahead."""
-    return timezone.now() - timedelta(seconds=seconds)
+    """Return the moment so many seconds ago, whole milliseconds; a negative one lies ahead."""
+    moment = timezone.now() - timedelta(seconds=seconds)
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
 # -- rows ---------------------------------------------------------------------
@@ -94,7 +95,7 @@ def make_job(
     """
     defaults = {"topic": topic, "payload": '{"name":"made"}', **STATES[status]()}
     job = Job.objects.using(using).create(**defaults | columns)
-    job.refresh_from_db()
+    job.refresh_from_db(using=using)
     return job
 
 

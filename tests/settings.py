@@ -63,6 +63,7 @@ INSTALLED_APPS = [
     "rangefilter",
     "myxo_jobs",
     "tests.app",
+    "tests.worker",
 ]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -278,3 +278,43 @@ def test_the_queue_works_without_admin_and_auth(project: Project):
         "assert not any(name.startswith(('rangefilter', 'django.contrib.admin'))"
         " for name in sys.modules)\n",
     )
+
+
+MIGRATION = """
+from django.db import migrations
+
+def put(apps, schema_editor):
+    job = apps.get_model("myxo_jobs", "Job")
+    job.objects.create(topic="shop.Ship", payload='{"order_id": 7}', key="first")
+
+class Migration(migrations.Migration):
+    dependencies = [("myxo_jobs", "0001_initial")]
+    operations = [migrations.RunPython(put)]
+"""
+ROLLBACK_TESTS = """
+from django.test import TransactionTestCase
+from myxo_jobs import Jobs
+from myxo_jobs.models import Job
+
+class Rows(TransactionTestCase):
+    serialized_rollback = True
+
+    def check(self):
+        job = Job.objects.get()
+        self.assertEqual((job.topic, job.payload), ("shop.Ship", '{"order_id": 7}'))
+        self.assertEqual((job.key, job.status), ("first", "pending"))
+        Jobs().discard(job.pk)
+
+    test_first = test_second = test_third = check
+"""
+
+
+def test_a_job_that_a_migration_put_is_there_in_every_test_with_serialized_rollback(
+    project: Project,
+):
+    shop(project, models="", tests=ROLLBACK_TESTS)
+    project.write("shop/migrations/__init__.py", "")
+    project.write("shop/migrations/0001_initial.py", MIGRATION)
+    project.settings(["myxo_jobs", "shop"])
+
+    assert "Ran 3 tests" in project.django("test", "--noinput")
