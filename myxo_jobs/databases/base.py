@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -69,11 +69,12 @@ class Database(ABC):
 
         Raises OperationalError when the database cannot be reached.
         """
-        settings = copy.deepcopy(connections[alias].settings_dict)
-        settings["CONN_MAX_AGE"] = None
-        settings["OPTIONS"].pop("pool", None)
+        settings = dict(connections[alias].settings_dict)
+        options = {name: value for name, value in settings["OPTIONS"].items() if name != "pool"}
+        settings |= {"CONN_MAX_AGE": None, "OPTIONS": options}
         connection: BaseDatabaseWrapper = type(connections[alias])(settings, alias=alias)
         connection.inc_thread_sharing()  # whoever stops a thread may close its connection
+        connection.queries_log = deque(maxlen=0)  # else it grows when DEBUG is on
         connection.ensure_connection()
         return connection
 

@@ -187,11 +187,8 @@ class PostgreSQL(Database):
         raw = connection.connection
         if raw.closed or raw.info.transaction_status != TransactionStatus.IDLE:
             return False
-        # An idle session has nothing to say; one that can be read was closed by the
-        # server, or by the network. poll(), since select() refuses high descriptors.
-        poll = select.poll()
-        poll.register(raw.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
-        return not poll.poll(0)
+        # An idle session has nothing to say: one that can be read was closed.
+        return not _can_be_read(raw.fileno())
 
     def leaves_traces(self, sql: str) -> bool:
         words = sql.lstrip(" \t\r\n(").split(None, 1)
@@ -324,6 +321,14 @@ class PostgreSQL(Database):
 
     def tune_table(self) -> Sequence[str]:
         return [TUNE_TABLE]
+
+
+def _can_be_read(descriptor: int) -> bool:
+    if not hasattr(select, "poll"):  # Windows
+        return bool(select.select([descriptor], [], [], 0)[0])
+    poll = select.poll()  # select() refuses descriptors above 1023
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _flush(flush: bool) -> str:

@@ -13,9 +13,11 @@ from myxo_jobs.databases import Listener, database_of
 
 logger = logging.getLogger("myxo_jobs")
 
-WAIT_SECONDS = 0.5
+WAIT_SECONDS = 0.1  # how soon the thread sees that it is to stop
 RECONNECT_SECONDS = 2.0
 PROBES = 2
+# A listener that is still to prove itself is not waited for.
+STOP_SECONDS = 1.0
 
 
 class Waking:
@@ -32,7 +34,7 @@ class Waking:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(STOP_SECONDS)
 
     def _serve(self) -> None:
         while not self._stopped.is_set():
