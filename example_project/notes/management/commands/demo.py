@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,6 @@ The failed jobs stay for a person. In SQL:
   select id, topic, attempts, error from myxo_jobs where failed;
   update myxo_jobs set failed = false, attempts = 0 where id = {job_id};  -- run it again, now
 In the admin (user admin, password admin):
-  DATABASE_URL='{url}' python manage.py runserver
-  http://127.0.0.1:8000{address}?status__exact=failed
+  DATABASE_URL='{url}' {sys.executable} manage.py runserver
+  http://127.0.0.1:8000{address}?status=failed
 This database stays until the next demo.""")
