@@ -59,6 +59,7 @@ class Jobs:
         delay: float | timedelta | None = None,
         at: datetime | None = None,
         priority: int | None = None,
+        again: bool = False,
         tx: Transaction | None = CALLER,
     ) -> int | None:
         """Add a job; return its id, or None when a job with its key is in the queue.
@@ -69,6 +70,11 @@ class Jobs:
 
         `delay` counts in seconds (or a timedelta) from the statement; `at` is a moment as
         a DateTimeField takes it. `priority` is the handler's unless given.
+
+        With `again` a key that is in the queue is no reason to do nothing: a waiting job
+        takes this request and keeps its place, a running one is followed by one more run
+        with the newest such request; both return their id. A failed job, or one of another
+        Struct, keeps the key.
 
         Raises PayloadInvalid or PayloadTypeInvalid, naming the field, for a request that
         would not come back as it is; ValueError or TypeError for the other arguments;
@@ -84,7 +90,7 @@ class Jobs:
         _check_tx(tx)
         put = queue.put if tx is CALLER else queue.put_alone
         connection = connections[self.using]
-        return put(connection, handler, request, key=key, due=due, priority=priority)
+        return put(connection, handler, request, key=key, due=due, priority=priority, again=again)
 
     async def aput(
         self,
@@ -94,11 +100,12 @@ class Jobs:
         delay: float | timedelta | None = None,
         at: datetime | None = None,
         priority: int | None = None,
+        again: bool = False,
         tx: Transaction | None = CALLER,
     ) -> int | None:
         """Add a job from async code; see `put`."""
         return await sync_to_async(self.put)(
-            request, key=key, delay=delay, at=at, priority=priority, tx=tx
+            request, key=key, delay=delay, at=at, priority=priority, again=again, tx=tx
         )
 
     def put_many(

@@ -110,6 +110,9 @@ class Job(models.Model):
     # Of the last failed attempt: `Type: message`, and the traceback's head and tail.
     error = models.TextField(_("error"), blank=True, db_default="")
     traceback = models.TextField(_("traceback"), blank=True, db_default="")
+    # The newest request put with again=True while the job was claimed, as JSON text:
+    # when the claim ends, however it ends, the row waits with it as its payload.
+    again = models.TextField(_("again"), null=True, blank=True)  # noqa: DJ001
     status = models.GeneratedField(
         verbose_name=_("status"),
         expression=Case(

@@ -100,10 +100,15 @@ def put(
     key: str | None,
     due: Due,
     priority: int,
+    again: bool = False,
 ) -> int | None:
-    """Add a job in the connection's transaction; return its id, or None if its key is there."""
+    """Add a job in the connection's transaction; return its id, or None if its key is there.
+
+    With `again` a waiting job of the key takes the request, and a claimed one keeps it
+    for when its claim ends; both return its id.
+    """
     row = Row(handler.topic, handler.codec.encode(request), key, priority)
-    job_id = database_of(connection).insert(connection, row, due)
+    job_id = database_of(connection).insert(connection, row, due, again=again)
     if job_id is None:
         _tell_who_holds(connection, key)
         return None
@@ -123,6 +128,7 @@ def put_alone(
     key: str | None,
     due: Due,
     priority: int,
+    again: bool = False,
 ) -> int | None:
     """Add a job in a transaction of its own, whatever block the connection is in.
 
@@ -133,12 +139,12 @@ def put_alone(
     blocks = connection.atomic_blocks
     of_the_test = [block for block in blocks if is_of_testcase(block)]
     if of_the_test and (can_write_beside or len(of_the_test) == len(blocks)):
-        return put(connection, handler, request, key=key, due=due, priority=priority)
+        return put(connection, handler, request, key=key, due=due, priority=priority, again=again)
     if not can_write_beside and (blocks or not connection.get_autocommit()):
         raise OwnTransactionImpossible
     own = connections.create_connection(connection.alias)
     try:
-        return put(own, handler, request, key=key, due=due, priority=priority)
+        return put(own, handler, request, key=key, due=due, priority=priority, again=again)
     finally:
         own.close()
 
@@ -295,13 +301,44 @@ def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[
 # -- the ends of a claim ------------------------------------------------------
 # Each takes what it may at once and returns the ids it ended: a row that somebody
 # else has locked stays for later, one whose claim was lost is not ours to change.
+# And each turns a job that was put again meanwhile into one that waits with its
+# newest request, whatever became of the run.
 
-_RELEASED = "worker = '', lease_until = NULL"
+_RELEASED = "worker = '', lease_until = NULL, payload = coalesce(again, payload), again = NULL"
+
+
+def _unless_again(value: str, otherwise: str) -> str:
+    """Return the SQL of a value, or of another one where the job was put again."""
+    return f"CASE WHEN again IS NULL THEN {value} ELSE {otherwise} END"
+
+
+_BLAMED = (
+    f"error = {_unless_again('held.error', repr(''))}, "
+    f"traceback = {_unless_again('held.traceback', repr(''))}"
+)
+
+
+_DELETE_JOINED = "DELETE FROM myxo_jobs WHERE id = %s AND worker = %s AND again IS NULL"
+_RESTART_JOINED = (
+    f"UPDATE myxo_jobs SET {_RELEASED}, attempts = 0 WHERE id = %s AND worker = %s"  # noqa: S608
+)
 
 
 def complete(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
     """Delete claimed jobs: they are done."""
     return database_of(connection).delete_held(connection, [claim.held for claim in claims])
+
+
+def restart(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
+    """Make done jobs that were put again wait with their newest request; the others stay."""
+    return database_of(connection).update_held(
+        connection,
+        f"{_RELEASED}, attempts = 0",
+        {},
+        [claim.held for claim in claims],
+        condition="again IS NOT NULL",
+        flush=True,
+    )
 
 
 def complete_joined(connection: BaseDatabaseWrapper, claim: Claim) -> None:
@@ -311,7 +348,9 @@ def complete_joined(connection: BaseDatabaseWrapper, claim: Claim) -> None:
     another worker or the job was deleted: the work must then be rolled back.
     """
     with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM myxo_jobs WHERE id = %s AND worker = %s", claim.held)
+        cursor.execute(_DELETE_JOINED, claim.held)
+        if not cursor.rowcount:
+            cursor.execute(_RESTART_JOINED, claim.held)
         if not cursor.rowcount:
             raise ClaimLost(claim.job_id, claim.attempt)
 
@@ -323,8 +362,8 @@ def retry(
     database = database_of(connection)
     return database.update_held(
         connection,
-        f"{_RELEASED}, due = {database.after('held.pause')}, "
-        "error = held.error, traceback = held.traceback",
+        f"{_RELEASED}, {_BLAMED}, due = {_unless_again(database.after('held.pause'), 'due')}, "
+        f"attempts = {_unless_again('myxo_jobs.attempts', '0')}",
         {"pause": "number", "error": "text", "traceback": "text"},
         [(*claim.held, pause, error, trace) for claim, pause, error, trace in failures],
         flush=True,
@@ -335,7 +374,8 @@ def fail(connection: BaseDatabaseWrapper, failures: Sequence[tuple[Claim, str, s
     """Keep jobs for a person, marked failed: (claim, error, traceback)."""
     return database_of(connection).update_held(
         connection,
-        f"{_RELEASED}, failed = true, error = held.error, traceback = held.traceback",
+        f"{_RELEASED}, {_BLAMED}, failed = again IS NULL, "
+        f"attempts = {_unless_again('myxo_jobs.attempts', '0')}",
         {"error": "text", "traceback": "text"},
         [(*claim.held, error, trace) for claim, error, trace in failures],
         flush=True,
@@ -349,8 +389,7 @@ def fail_unrun(
     database = database_of(connection)
     return database.update_held(
         connection,
-        f"{_RELEASED}, failed = true, error = held.error, traceback = held.traceback, "
-        f"attempts = {_one_less(database)}",
+        f"{_RELEASED}, {_BLAMED}, failed = again IS NULL, attempts = {_one_less(database)}",
         {"error": "text", "traceback": "text"},
         [(*claim.held, error, trace) for claim, error, trace in failures],
         flush=True,
@@ -362,7 +401,8 @@ def snooze(connection: BaseDatabaseWrapper, naps: Sequence[tuple[Claim, float]])
     database = database_of(connection)
     return database.update_held(
         connection,
-        f"{_RELEASED}, due = {database.after('held.pause')}, attempts = {_one_less(database)}",
+        f"{_RELEASED}, due = {_unless_again(database.after('held.pause'), 'due')}, "
+        f"attempts = {_one_less(database)}",
         {"pause": "number"},
         [(*claim.held, pause) for claim, pause in naps],
         flush=True,
@@ -383,7 +423,7 @@ def give_back(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[i
 
 def _one_less(database: Database) -> str:
     # Not below 0: an operator may have reset the column meanwhile.
-    return database.larger_of("myxo_jobs.attempts - 1", "0")
+    return _unless_again(database.larger_of("myxo_jobs.attempts - 1", "0"), "0")
 
 
 # -- a person's part ----------------------------------------------------------

@@ -19,6 +19,17 @@ Due = float | datetime | None
 ValueType = Literal["number", "text"]
 
 
+# What a put does where its key is there. The conflict is named, so that only the key
+# can be the reason for no row; SQLite knows the index by its condition, in the order in
+# which Django wrote it.
+ON_KEY = "ON CONFLICT (key) WHERE due IS NOT NULL AND key IS NOT NULL"
+KEEP_THAT = f"{ON_KEY} DO NOTHING"
+RUN_THAT_AGAIN = f"""{ON_KEY} DO UPDATE SET
+    payload = CASE WHEN myxo_jobs.worker = '' THEN excluded.payload ELSE myxo_jobs.payload END,
+    again = CASE WHEN myxo_jobs.worker = '' THEN NULL ELSE excluded.payload END
+WHERE NOT myxo_jobs.failed AND myxo_jobs.topic = excluded.topic"""
+
+
 class Row(msgspec.Struct, frozen=True):
     """A job as a put writes it; every other column has its default."""
 
@@ -93,8 +104,14 @@ class Database(ABC):
     # -- put -----------------------------------------------------------------
 
     @abstractmethod
-    def insert(self, connection: BaseDatabaseWrapper, row: Row, due: Due) -> int | None:
-        """Insert a job; return its id, or None when its key is there. One statement."""
+    def insert(
+        self, connection: BaseDatabaseWrapper, row: Row, due: Due, *, again: bool = False
+    ) -> int | None:
+        """Insert a job; return its id, or None when its key is there. One statement.
+
+        With `again` a waiting job of the key and topic takes the payload, and a claimed
+        one keeps it in its column `again`; both return their id.
+        """
 
     @abstractmethod
     def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
@@ -147,7 +164,10 @@ class Database(ABC):
     def delete_held(
         self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
-        """Delete held jobs; return the ids of those deleted. Does not wait for the drive."""
+        """Delete held jobs that were not put again; return the ids of those deleted.
+
+        Does not wait for the drive.
+        """
 
     @abstractmethod
     def update_held(
@@ -157,9 +177,10 @@ class Database(ABC):
         values: Mapping[str, ValueType],
         held: Sequence[tuple[Any, ...]],
         *,
+        condition: str = "true",
         flush: bool,
     ) -> set[int]:
-        """Update held jobs by the SQL `assignments`; return the ids of those updated.
+        """Update held jobs that meet `condition` by the SQL `assignments`; return the ids of those updated.
 
         Each of `held` is (id, token, *values); in the SQL `held.name` is a value.
         With `flush` the commit waits for the drive as the project's setting says.

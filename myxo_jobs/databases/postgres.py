@@ -18,7 +18,15 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
-from myxo_jobs.databases.base import Database, Due, Listener, Row, ValueType
+from myxo_jobs.databases.base import (
+    KEEP_THAT,
+    RUN_THAT_AGAIN,
+    Database,
+    Due,
+    Listener,
+    Row,
+    ValueType,
+)
 
 CHANNEL = "myxo_jobs"
 PROBE = "probe:"
@@ -69,7 +77,9 @@ taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1)
 UPDATE myxo_jobs AS job
 SET worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
-    attempts = job.attempts + 1,
+    attempts = CASE WHEN job.again IS NULL THEN job.attempts + 1 ELSE 1 END,
+    payload = coalesce(job.again, job.payload),
+    again = NULL,
     started_at = statement_timestamp()
 FROM taken WHERE job.id = taken.id AND {UNFLUSHED}
 RETURNING job.id, job.payload, job.key, job.attempts, job.created_at, taken.suspect, taken.place
@@ -105,7 +115,7 @@ WITH held AS MATERIALIZED (
     SELECT job.id
     FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]) AS given(id, token)
     JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
-    WHERE {UNFLUSHED} FOR UPDATE OF job SKIP LOCKED
+    WHERE job.again IS NULL AND {UNFLUSHED} FOR UPDATE OF job SKIP LOCKED
 )
 DELETE FROM myxo_jobs WHERE id = ANY (ARRAY(SELECT id FROM held)) RETURNING id
 """
@@ -115,7 +125,7 @@ WITH held AS MATERIALIZED (
     SELECT given.*
     FROM json_to_recordset(%(held)s::json) AS given(id bigint, token text{columns})
     JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
-    WHERE {flush} FOR UPDATE OF job SKIP LOCKED
+    WHERE {condition} AND {flush} FOR UPDATE OF job SKIP LOCKED
 )
 UPDATE myxo_jobs SET {assignments} FROM held WHERE myxo_jobs.id = held.id RETURNING myxo_jobs.id
 """
@@ -125,27 +135,18 @@ SELECT job.id FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]) AS given(id, to
 JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
 """
 
-# The conflict is named, so that only the key can be the reason for no row.
-UNLESS_KEY_IS_THERE = (
-    "ON CONFLICT (key) WHERE key IS NOT NULL AND due IS NOT NULL DO NOTHING RETURNING id"
-)
-INSERT_NOW = (
-    "INSERT INTO myxo_jobs (topic, payload, key, priority) "
-    f"VALUES (%s, %s, %s, %s) {UNLESS_KEY_IS_THERE}"
-)
-INSERT_DUE = (
-    "INSERT INTO myxo_jobs (topic, payload, key, priority, due) "
-    f"VALUES (%s, %s, %s, %s, {{due}}) {UNLESS_KEY_IS_THERE}"
-)
-INSERT_AFTER = INSERT_DUE.format(due="statement_timestamp() + %s * interval '1 second'")
-INSERT_AT = INSERT_DUE.format(due="%s::timestamptz")
+INSERT = "INSERT INTO myxo_jobs (topic, payload, key, priority, due) VALUES (%s, %s, %s, %s, {due})"
+DUE_AFTER = "statement_timestamp() + %s * interval '1 second'"
+DUE_AT = "%s::timestamptz"
+INSERT_NOW = INSERT.format(due="statement_timestamp()")
+INSERT_AFTER = INSERT.format(due=DUE_AFTER)
+INSERT_AT = INSERT.format(due=DUE_AT)
 INSERT_MANY = """
 INSERT INTO myxo_jobs (topic, payload, key, priority, due)
 SELECT topic, payload, key, priority, {due}
 FROM unnest(%s::text[], %s::text[], %s::text[], %s::smallint[])
     WITH ORDINALITY AS given(topic, payload, key, priority, place)
 ORDER BY place
-ON CONFLICT (key) WHERE key IS NOT NULL AND due IS NOT NULL DO NOTHING
 """
 
 # Half a page is left for the new versions of its rows: a claim then stays on the page
@@ -212,24 +213,26 @@ class PostgreSQL(Database):
     def atomic_job(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
         return self._read_committed(connection)
 
-    def insert(self, connection: BaseDatabaseWrapper, row: Row, due: Due) -> int | None:
+    def insert(
+        self, connection: BaseDatabaseWrapper, row: Row, due: Due, *, again: bool = False
+    ) -> int | None:
         values: list[Any] = [row.topic, row.payload, row.key, row.priority]
         statement = INSERT_NOW
         if due is not None:
             values.append(due)
             statement = INSERT_AFTER if isinstance(due, float) else INSERT_AT
+        there = RUN_THAT_AGAIN if again else KEEP_THAT
         with connection.cursor() as cursor:
-            cursor.execute(statement, values)
+            cursor.execute(f"{statement} {there} RETURNING id", values)
             inserted = cursor.fetchone()
         return inserted[0] if inserted else None
 
     def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
         values: list[Any] = [] if due is None else [due]
-        if due is None:
-            moment = self.now
-        else:
-            moment = self.after("%s") if isinstance(due, float) else "%s::timestamptz"
-        statement = INSERT_MANY.format(due=moment)
+        moment = self.now
+        if due is not None:
+            moment = DUE_AFTER if isinstance(due, float) else DUE_AT
+        statement = INSERT_MANY.format(due=moment) + KEEP_THAT
         inserted = 0
         with connection.cursor() as cursor:
             for start in range(0, len(rows), ROWS_A_STATEMENT):
@@ -293,6 +296,7 @@ class PostgreSQL(Database):
         values: Mapping[str, ValueType],
         held: Sequence[tuple[Any, ...]],
         *,
+        condition: str = "true",
         flush: bool,
     ) -> set[int]:
         types = {"number": "double precision", "text": "text"}
@@ -300,7 +304,7 @@ class PostgreSQL(Database):
         names = ("id", "token", *values)
         rows = json.dumps([dict(zip(names, row, strict=True)) for row in held])
         statement = UPDATE_HELD.format(
-            columns=columns, flush=_flush(flush), assignments=assignments
+            columns=columns, condition=condition, flush=_flush(flush), assignments=assignments
         )
         return self._changed(connection, statement, {"held": rows})
 

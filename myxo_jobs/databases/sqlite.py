@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from myxo_jobs.databases.base import Database, Due, Listener, Row, ValueType
+from myxo_jobs.databases.base import (
+    KEEP_THAT,
+    RUN_THAT_AGAIN,
+    Database,
+    Due,
+    Listener,
+    Row,
+    ValueType,
+)
 from myxo_jobs.models import sqlite_moment
 
 T = TypeVar("T")
@@ -42,16 +50,21 @@ SELECT priority FROM myxo_jobs WHERE topic = ? AND {WAITING} AND priority < ?
 ORDER BY priority DESC LIMIT 1
 """
 FREE = """
-SELECT id, payload, key, attempts + 1, created_at, lease_until IS NOT NULL FROM myxo_jobs
+SELECT id, coalesce(again, payload), key, CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
+    created_at, lease_until IS NOT NULL
+FROM myxo_jobs
 WHERE topic = ? AND priority = ? AND {claimable} ORDER BY due, id LIMIT ?
 """
 FREE_ANY = FREE.format(claimable=CLAIMABLE)
 FREE_FRESH = FREE.format(claimable=FRESH)
 TAKE = f"""
-UPDATE myxo_jobs SET worker = ?, attempts = attempts + 1, started_at = {NOW},
+UPDATE myxo_jobs SET worker = ?, started_at = {NOW},
+    attempts = CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
+    payload = coalesce(again, payload), again = NULL,
     lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', ? || ' seconds')
 WHERE id = ?
 """
+DELETE_HELD = "DELETE FROM myxo_jobs WHERE id = ? AND worker = ? AND again IS NULL"
 CAN_CLAIM = f"""
 SELECT 1 FROM myxo_jobs WHERE topic = ? AND priority = ? AND {CLAIMABLE} ORDER BY due, id LIMIT 1
 """
@@ -62,12 +75,8 @@ WHERE topic = ? AND priority = ? AND {WAITING} AND due > {NOW} AND lease_until I
 ORDER BY due, id LIMIT 1
 """
 
-# Through Django's cursor, so a literal per cent sign is doubled. SQLite knows the index
-# by its condition, in the order in which Django wrote it.
-INSERT = """
-INSERT INTO myxo_jobs (topic, payload, key, priority, due) VALUES (%s, %s, %s, %s, {due})
-ON CONFLICT (key) WHERE due IS NOT NULL AND key IS NOT NULL DO NOTHING
-"""
+# Through Django's cursor, so a literal per cent sign is doubled.
+INSERT = "INSERT INTO myxo_jobs (topic, payload, key, priority, due) VALUES (%s, %s, %s, %s, {due})"
 DUE_AFTER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
 INSERT_AFTER = INSERT.format(due=DUE_AFTER)
 INSERT_AT = INSERT.format(due="%s")
@@ -129,11 +138,14 @@ class SQLite(Database):
         with _Entered(block):
             yield
 
-    def insert(self, connection: BaseDatabaseWrapper, row: Row, due: Due) -> int | None:
+    def insert(
+        self, connection: BaseDatabaseWrapper, row: Row, due: Due, *, again: bool = False
+    ) -> int | None:
         statement, moment = _insert(due)
+        there = RUN_THAT_AGAIN if again else KEEP_THAT
         values = [row.topic, row.payload, row.key, row.priority, moment]
         with connection.cursor() as cursor:
-            cursor.execute(statement + " RETURNING id", values)
+            cursor.execute(f"{statement} {there} RETURNING id", values)
             inserted = cursor.fetchall()
         return inserted[0][0] if inserted else None
 
@@ -141,7 +153,8 @@ class SQLite(Database):
         statement, moment = _insert(due)
         with connection.cursor() as cursor:
             cursor.executemany(
-                statement, [(row.topic, row.payload, row.key, row.priority, moment) for row in rows]
+                f"{statement} {KEEP_THAT}",
+                [(row.topic, row.payload, row.key, row.priority, moment) for row in rows],
             )
             inserted: int = cursor.rowcount
         return inserted
@@ -191,11 +204,7 @@ class SQLite(Database):
         with _immediate(connection) as raw:
             delete = raw.cursor().execute
             return {
-                job_id
-                for job_id, token in held
-                if delete(
-                    "DELETE FROM myxo_jobs WHERE id = ? AND worker = ?", (job_id, token)
-                ).rowcount
+                job_id for job_id, token in held if delete(DELETE_HELD, (job_id, token)).rowcount
             }
 
     def update_held(
@@ -205,6 +214,7 @@ class SQLite(Database):
         values: Mapping[str, ValueType],
         held: Sequence[tuple[Any, ...]],
         *,
+        condition: str = "true",
         flush: bool,
     ) -> set[int]:
         names = ("id", "token", *values)
@@ -214,7 +224,8 @@ class SQLite(Database):
         statement = (
             f"WITH held AS MATERIALIZED (SELECT {columns} FROM json_each(?)) "
             f"UPDATE myxo_jobs SET {assignments} FROM held "
-            "WHERE myxo_jobs.id = held.id AND myxo_jobs.worker = held.token RETURNING id"
+            "WHERE myxo_jobs.id = held.id AND myxo_jobs.worker = held.token "
+            f"AND {condition} RETURNING id"
         )
         with _immediate(connection) as raw:
             return {row[0] for row in raw.execute(statement, (json.dumps(held),)).fetchall()}

@@ -59,6 +59,10 @@ class Migration(migrations.Migration):
                     models.TextField(blank=True, db_default="", verbose_name="traceback"),
                 ),
                 (
+                    "again",
+                    models.TextField(blank=True, null=True, verbose_name="again"),
+                ),
+                (
                     "status",
                     models.GeneratedField(
                         db_persist=True,

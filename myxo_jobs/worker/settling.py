@@ -25,7 +25,9 @@ TRIES = 5
 
 
 def _complete(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
-    return queue.complete(connection, [outcome.claim for outcome in outcomes])
+    done = queue.complete(connection, [outcome.claim for outcome in outcomes])
+    rest = [outcome.claim for outcome in outcomes if outcome.claim.job_id not in done]
+    return done | queue.restart(connection, rest) if rest else done
 
 
 def _retry(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
