@@ -9,6 +9,7 @@ JobsError
 ├── OwnTransactionImpossible    tx=None inside a transaction on SQLite
 ├── ClaimLost                   somebody else holds the job now
 └── WorkerLost                  the worker died while it ran the job
+JobTimeout                      a run took longer than its handler's `timeout`
 Steering
 ├── Retry
 ├── Snooze
@@ -89,13 +90,15 @@ class ClaimLost(JobsError):
 
 
 class WorkerLost(JobsError):
-    """The worker died, or could not renew its claim, in the last attempt a job had."""
+    """The worker died while it ran the job, or could not renew its claim."""
 
-    def __init__(self, attempts: int) -> None:
-        super().__init__(
-            f"the worker was lost while it ran attempt {attempts} of {attempts}: "
-            "look for a killed or crashed process, then retry the job"
-        )
+
+class JobTimeout(BaseException):
+    """The run took longer than the handler's `timeout`: a failed attempt.
+
+    A BaseException, so that `except Exception` in a handler does not swallow it. What it
+    interrupted may be in any state, so the worker's process ends after it.
+    """
 
 
 class Steering(Exception):

@@ -34,6 +34,7 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     attempts: int
     lease: float
     backoff: float
+    timeout: float | None
     atomic: bool
     priority: int
     takes_run: bool
@@ -160,6 +161,7 @@ def job(
     attempts: int = 10,
     lease: float = 30.0,
     backoff: float = 1.0,
+    timeout: float | None = None,
     atomic: bool = False,
     priority: int = 0,
 ) -> Callable[[F], F]:
@@ -170,6 +172,7 @@ def job(
     `attempts`: how many runs a job gets before it stays, marked failed.
     `lease`: how many seconds a claim lasts; renewed while the job runs.
     `backoff`: seconds before attempt 2, doubling up to 300, or up to `backoff` if longer.
+    `timeout`: how many seconds one run may take; then it is a failed attempt.
     `atomic`: run it in a transaction that commits together with the job's end.
     `priority`: the default of its puts, −100 to 100; higher runs first, within the topic.
 
@@ -187,6 +190,7 @@ def job(
                 "attempts": attempts,
                 "lease": lease,
                 "backoff": backoff,
+                "timeout": timeout,
                 "atomic": atomic,
                 "priority": priority,
             },
@@ -208,6 +212,7 @@ def job(
                 attempts=attempts,
                 lease=float(lease),
                 backoff=float(backoff),
+                timeout=None if timeout is None else float(timeout),
                 atomic=atomic,
                 priority=priority,
                 takes_run=takes_run,
@@ -252,6 +257,10 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "attempts": (lambda value: _is_whole(value) and value >= 1, "a whole number from 1"),
     "lease": (lambda value: _is_seconds(value) and value > 0, "seconds above 0, up to a year"),
     "backoff": (_is_seconds, "seconds from 0, up to a year"),
+    "timeout": (
+        lambda value: value is None or (_is_seconds(value) and value > 0),
+        "seconds above 0, up to a year, or None",
+    ),
     "atomic": (lambda value: isinstance(value, bool), "True or False"),
     "priority": (
         lambda value: _is_whole(value) and value in PRIORITIES,

@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from django.db import connections, router, transaction
@@ -51,6 +51,13 @@ class Claim(msgspec.Struct, eq=False):
     @property
     def held(self) -> tuple[int, str]:
         return self.job_id, self.token
+
+
+class Held(Protocol):
+    """Whatever knows a claim: the job's id and the token."""
+
+    @property
+    def held(self) -> tuple[int, str]: ...
 
 
 class Tokens:
@@ -276,21 +283,26 @@ def renew(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
 
     A claim that lasts longer already, because its handler asked for it, stays so.
     """
-    database = database_of(connection)
     before = time.monotonic()
     leases = [max(claim.handler.lease, claim.extended_until - before) for claim in claims]
-    lease_until = database.larger_of("lease_until", database.after("held.lease"))
-    renewed = database.update_held(
-        connection,
-        f"lease_until = {lease_until}",
-        {"lease": "number"},
-        [(*claim.held, lease) for claim, lease in zip(claims, leases, strict=True)],
-        flush=False,
-    )
+    renewed = renew_for(connection, list(zip(claims, leases, strict=True)))
     for claim, lease in zip(claims, leases, strict=True):
         if claim.job_id in renewed:
             claim.lease_ends = max(claim.lease_ends, before + lease, claim.extended_until)
     return renewed
+
+
+def renew_for(connection: BaseDatabaseWrapper, claims: Sequence[tuple[Held, float]]) -> set[int]:
+    """Make claims last so many seconds from now on; return the ids of those renewed."""
+    database = database_of(connection)
+    lease_until = database.larger_of("lease_until", database.after("held.lease"))
+    return database.update_held(
+        connection,
+        f"lease_until = {lease_until}",
+        {"lease": "number"},
+        [(*claim.held, lease) for claim, lease in claims],
+        flush=False,
+    )
 
 
 def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
@@ -319,9 +331,7 @@ _BLAMED = (
 
 
 _DELETE_JOINED = "DELETE FROM myxo_jobs WHERE id = %s AND worker = %s AND again IS NULL"
-_RESTART_JOINED = (
-    f"UPDATE myxo_jobs SET {_RELEASED}, attempts = 0 WHERE id = %s AND worker = %s"  # noqa: S608
-)
+_RESTART_JOINED = f"UPDATE myxo_jobs SET {_RELEASED}, attempts = 0 WHERE id = %s AND worker = %s"  # noqa: S608
 
 
 def complete(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
@@ -356,7 +366,7 @@ def complete_joined(connection: BaseDatabaseWrapper, claim: Claim) -> None:
 
 
 def retry(
-    connection: BaseDatabaseWrapper, failures: Sequence[tuple[Claim, float, str, str]]
+    connection: BaseDatabaseWrapper, failures: Sequence[tuple[Held, float, str, str]]
 ) -> set[int]:
     """Make jobs wait for their next attempt: (claim, pause in seconds, error, traceback)."""
     database = database_of(connection)
@@ -370,7 +380,7 @@ def retry(
     )
 
 
-def fail(connection: BaseDatabaseWrapper, failures: Sequence[tuple[Claim, str, str]]) -> set[int]:
+def fail(connection: BaseDatabaseWrapper, failures: Sequence[tuple[Held, str, str]]) -> set[int]:
     """Keep jobs for a person, marked failed: (claim, error, traceback)."""
     return database_of(connection).update_held(
         connection,
@@ -380,6 +390,38 @@ def fail(connection: BaseDatabaseWrapper, failures: Sequence[tuple[Claim, str, s
         [(*claim.held, error, trace) for claim, error, trace in failures],
         flush=True,
     )
+
+
+class Left(Held, Protocol):
+    """A run that its process has left behind."""
+
+    @property
+    def pause(self) -> float: ...
+
+    @property
+    def is_last_attempt(self) -> bool: ...
+
+
+def charge_timeouts(connection: BaseDatabaseWrapper, runs: Sequence[Left]) -> None:
+    """Record runs that their timeout could not end: failed attempts."""
+    error = "JobTimeout: it took longer than its timeout, and could not be interrupted"
+    last = [(run, error, "") for run in runs if run.is_last_attempt]
+    others = [(run, run.pause, error, "") for run in runs if not run.is_last_attempt]
+    if last:
+        fail(connection, last)
+    if others:
+        retry(connection, others)
+
+
+def charge_deaths(connection: BaseDatabaseWrapper, runs: Sequence[Left], cause: str) -> None:
+    """Record runs whose worker died: the attempt counts, and the next one can start now."""
+    error = f"WorkerLost: {cause}"
+    last = [(run, error, "") for run in runs if run.is_last_attempt]
+    others = [(run, error) for run in runs if not run.is_last_attempt]
+    if last:
+        fail(connection, last)
+    if others:
+        expire(connection, others)
 
 
 def fail_unrun(
@@ -409,7 +451,18 @@ def snooze(connection: BaseDatabaseWrapper, naps: Sequence[tuple[Claim, float]])
     )
 
 
-def give_back(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
+def expire(connection: BaseDatabaseWrapper, losses: Sequence[tuple[Held, str]]) -> set[int]:
+    """End the leases of a dead worker's jobs now: (claim, error). They are suspects then."""
+    return database_of(connection).update_held(
+        connection,
+        f"lease_until = {database_of(connection).now}, error = held.error, traceback = ''",
+        {"error": "text"},
+        [(*claim.held, error) for claim, error in losses],
+        flush=True,
+    )
+
+
+def give_back(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[int]:
     """Let others have jobs now, at their old place in the line; the attempt does not count."""
     database = database_of(connection)
     return database.update_held(
@@ -419,6 +472,12 @@ def give_back(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[i
         [claim.held for claim in claims],
         flush=True,
     )
+
+
+def held_under(connection: BaseDatabaseWrapper, prefix: str) -> list[tuple[int, str]]:
+    """Return (id, token) of all claims of one worker. A walk over the whole table."""
+    rows = Job.objects.using(connection.alias).filter(worker__startswith=f"{prefix}.")
+    return list(rows.values_list("pk", "worker"))
 
 
 def _one_less(database: Database) -> str:

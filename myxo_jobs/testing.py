@@ -102,7 +102,13 @@ def _claim_next(
 
 
 def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:
-    around = Surroundings(connection.alias, lambda: False, lambda claim, seconds: None)
+    around = Surroundings(
+        alias=connection.alias,
+        is_stopping=lambda: False,
+        extend=lambda claim, seconds: None,
+        limits=None,
+        starts=lambda claim: None,
+    )
     try:
         with transaction.atomic(using=connection.alias):
             if claim.handler.is_async:

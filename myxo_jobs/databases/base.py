@@ -180,9 +180,9 @@ class Database(ABC):
         condition: str = "true",
         flush: bool,
     ) -> set[int]:
-        """Update held jobs that meet `condition` by the SQL `assignments`; return the ids of those updated.
+        """Update held jobs that meet `condition`; return the ids of those updated.
 
-        Each of `held` is (id, token, *values); in the SQL `held.name` is a value.
+        `assignments` is SQL. Each of `held` is (id, token, *values); in the SQL `held.name` is a value.
         With `flush` the commit waits for the drive as the project's setting says.
         """
 

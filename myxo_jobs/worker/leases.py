@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from django.db import DatabaseError, InterfaceError
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -16,6 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from myxo_jobs import queue
 from myxo_jobs.databases import database_of
 from myxo_jobs.queue import Claim
+from myxo_jobs.worker.board import Board
 
 LARGEST_BATCH = 1_000
 # A claim is renewed when a third of its lease is over, so that two more tries fit in.
@@ -29,8 +30,9 @@ RETRY_SECONDS = 0.2
 class LeaseKeeper:
     """Holds the claims of one worker and renews them."""
 
-    def __init__(self, alias: str, shortest_lease: float) -> None:
+    def __init__(self, alias: str, shortest_lease: float, board: Board | None = None) -> None:
         self._alias = alias
+        self._board = board
         tick = shortest_lease / TICKS_A_LEASE
         self._tick = min(max(tick, SHORTEST_TICK_SECONDS), LONGEST_TICK_SECONDS)
         self._claims: set[Claim] = set()
@@ -42,11 +44,15 @@ class LeaseKeeper:
     def start(self) -> None:
         self._thread.start()
 
-    def hold(self, claims: Iterable[Claim]) -> None:
+    def hold(self, claims: Sequence[Claim]) -> None:
+        if self._board is not None:
+            self._board.add(claims)
         self._claims.update(claims)
 
     def release(self, claim: Claim) -> None:
         self._claims.discard(claim)
+        if self._board is not None:
+            self._board.remove(claim)
 
     def held(self) -> list[Claim]:
         return list(self._claims)
@@ -98,6 +104,8 @@ class LeaseKeeper:
         for start in range(0, len(due), LARGEST_BATCH):
             batch = due[start : start + LARGEST_BATCH]
             renewed = queue.renew(self._connect(), batch)
+            if self._board is not None:
+                self._board.renewed(batch)
             self._drop_lost([claim for claim in batch if claim.job_id not in renewed])
 
     def _drop_lost(self, claims: list[Claim]) -> None:

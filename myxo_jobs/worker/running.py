@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import Context
 from typing import Any, Literal
 
@@ -12,13 +14,25 @@ from django.db import connections, transaction
 
 from myxo_jobs import queue
 from myxo_jobs.databases import database_of
-from myxo_jobs.errors import ClaimLost, GiveUp, PayloadInvalid, Retry, Snooze, WorkerLost
+from myxo_jobs.errors import (
+    ClaimLost,
+    GiveUp,
+    JobTimeout,
+    PayloadInvalid,
+    Retry,
+    Snooze,
+    WorkerLost,
+)
 from myxo_jobs.handlers import Run
 from myxo_jobs.models import moment_of
 from myxo_jobs.payloads import describe
 from myxo_jobs.queue import Claim
+from myxo_jobs.worker.limits import TimeLimits
 
 Verb = Literal["complete", "retry", "fail", "fail_unrun", "snooze", "give_back", "none"]
+
+
+_NO_LIMIT = nullcontext()
 
 
 class Outcome(msgspec.Struct, eq=False):
@@ -43,6 +57,10 @@ class Surroundings(msgspec.Struct, frozen=True, eq=False):
     alias: str
     is_stopping: Callable[[], bool]
     extend: Callable[[Claim, float], None]
+    # None where nothing may be interrupted: in the thread of a test.
+    limits: TimeLimits | None
+    # Told of each claim whose handler is about to be entered.
+    starts: Callable[[Claim], None]
 
 
 def not_to_run(claim: Claim, now: float) -> Outcome | None:
@@ -54,7 +72,12 @@ def not_to_run(claim: Claim, now: float) -> Outcome | None:
         # The process was paused, or the job waited too long: it may be another's now.
         return Outcome(claim, "give_back")
     if claim.suspect and claim.attempt > claim.handler.attempts:
-        error, trace = describe(WorkerLost(claim.handler.attempts))
+        attempts = claim.handler.attempts
+        lost = WorkerLost(
+            f"the worker was lost while it ran attempt {attempts} of {attempts}: "
+            "look for a killed or crashed process, then retry the job"
+        )
+        error, trace = describe(lost)
         return Outcome(claim, "fail_unrun", error=error, traceback=trace)
     return None
 
@@ -67,10 +90,13 @@ def run(claim: Claim, around: Surroundings) -> Outcome:
         arguments = _arguments_of(claim, around)
         if isinstance(arguments, Outcome):
             return arguments
-        if claim.handler.atomic:
-            return _run_atomic(claim, arguments, around.alias)
-        # A fresh context: language, time zone and every context variable at their start.
-        Context().run(claim.handler.function, *arguments)
+        around.starts(claim)
+        limits = around.limits if claim.handler.timeout is not None else None
+        with limits.limited(claim) if limits else _NO_LIMIT:
+            if claim.handler.atomic:
+                return _run_atomic(claim, arguments, around.alias)
+            # A fresh context: language, time zone and all context variables at their start.
+            Context().run(claim.handler.function, *arguments)
     except BaseException as raised:
         return outcome_of(claim, raised)
     return Outcome(claim, "complete")
@@ -78,12 +104,17 @@ def run(claim: Claim, around: Surroundings) -> Outcome:
 
 async def run_async(claim: Claim, around: Surroundings) -> Outcome:
     """Run a job whose handler is async; never raises. Give it a context of its own."""
+    limit: asyncio.Timeout | None = None
     try:
         arguments = _arguments_of(claim, around)
         if isinstance(arguments, Outcome):
             return arguments
-        await claim.handler.function(*arguments)
+        around.starts(claim)
+        async with asyncio.timeout(claim.handler.timeout) as limit:
+            await claim.handler.function(*arguments)
     except BaseException as raised:  # as in `run`
+        if isinstance(raised, TimeoutError) and limit is not None and limit.expired():
+            return outcome_of(claim, JobTimeout())
         return outcome_of(claim, raised)
     return Outcome(claim, "complete")
 
@@ -124,6 +155,8 @@ def outcome_of(claim: Claim, raised: BaseException) -> Outcome:
         pause = pause if raised.delay is None else raised.delay
         blamed = raised.__cause__ or raised
     error, trace = describe(blamed)
+    if isinstance(raised, JobTimeout):
+        error = f"JobTimeout: it took longer than {handler.timeout:g} s"
     final = isinstance(raised, GiveUp) or claim.attempt >= handler.attempts
     return Outcome(
         claim,

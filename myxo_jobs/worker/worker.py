@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -17,8 +18,10 @@ from myxo_jobs.conf import settings
 from myxo_jobs.databases import database_of
 from myxo_jobs.handlers import Handler, registry
 from myxo_jobs.queue import Claim, Tokens
+from myxo_jobs.worker.board import Board
 from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
+from myxo_jobs.worker.limits import TimeLimits, rss_mib
 from myxo_jobs.worker.running import Outcome, Surroundings
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
@@ -33,6 +36,10 @@ LOOK_ON_EVERY_SECONDS = 0.01
 # Outcomes wait for others at most so long, while there is more to run.
 SETTLE_SECONDS = 0.005
 OUTAGE_LOG_SECONDS = 10.0
+RSS_EVERY_SECONDS = 1.0
+# A run that should have ended by its timeout and the grace gets so much more before
+# the supervisor ends its process.
+OVERDUE_SECONDS = 2.0
 OUTAGE_FIRST_PAUSE_SECONDS = 0.1
 OUTAGE_LONGEST_PAUSE_SECONDS = 1.0
 
@@ -43,7 +50,13 @@ class Worker:
     `topics` and `exclude` choose among the topics with a handler; `workers` replaces
     each one's number of slots; `using` is the alias of the queue's database; with
     `drain` it stops by itself once nothing is due. `grace` and `poll` are seconds and
-    default to the settings. Raises ImproperlyConfigured for a topic without handler.
+    default to the settings.
+
+    After `max_jobs` jobs, above `max_rss` MiB of memory, and when a plain handler ran into
+    its timeout, it is `worn`: it takes nothing more and ends, for a fresh process to go on.
+    `board` and `watchdog` are for the process that it is alone in.
+
+    Raises ImproperlyConfigured for a topic without handler.
     """
 
     def __init__(
@@ -55,6 +68,11 @@ class Worker:
         drain: bool = False,
         grace: float | None = None,
         poll: float | None = None,
+        *,
+        max_jobs: int | None = None,
+        max_rss: float | None = None,
+        board: Board | None = None,
+        watchdog: bool = False,
     ) -> None:
         self.alias = using or queue.alias()
         self.drain = drain
@@ -62,6 +80,15 @@ class Worker:
         self.poll = settings().poll_seconds if poll is None else poll
         self.handlers = _choose(topics, exclude)
         self.error: BaseException | None = None
+        # Why this process should not go on, empty while it should.
+        self.worn = ""
+        # Runs that were interrupted, until their handler has left.
+        self.timed_out: set[Claim] = set()
+        self._max_jobs = max_jobs
+        self._max_rss = max_rss
+        self._ended_jobs = 0
+        self._rss_checked = 0.0
+        self._board = board
         self._database = database_of(self.alias)
         self._tokens = Tokens()
         self._wake = threading.Event()
@@ -69,11 +96,18 @@ class Worker:
         self._ended: deque[Outcome] = deque()
         self._last_settled = 0.0
         shortest_lease = min((handler.lease for handler in self.handlers), default=60.0)
-        self._keeper = LeaseKeeper(self.alias, shortest_lease)
+        self._keeper = LeaseKeeper(self.alias, shortest_lease, board)
         self._settling = Settling(self._keeper.release)
         self._waking = Waking(self.alias, self._on_wake)
         self._events = EventLoop()
-        around = Surroundings(self.alias, lambda: self._stopping, self._keeper.extend)
+        self._limits = TimeLimits(self._on_timeout, grace=self.grace, watchdog=watchdog)
+        around = Surroundings(
+            alias=self.alias,
+            is_stopping=lambda: self._stopping or bool(self.worn),
+            extend=self._keeper.extend,
+            limits=self._limits,
+            starts=self._on_start,
+        )
         self._lanes = {
             handler.topic: Lane(
                 handler,
@@ -111,6 +145,18 @@ class Worker:
         self._stopping = True
         self._wake.set()
 
+    def wear_out(self, reason: str) -> None:
+        """Let the worker take nothing more and end, for a fresh process to go on."""
+        if not self.worn:
+            self.worn = reason
+            logger.info("worker=%s is worn: %s", self._tokens.prefix, reason)
+        self._wake.set()
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether somebody asked it to stop."""
+        return self._stopping
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the worker's end; tell whether it has ended. Raises what made it end."""
         self._thread.join(timeout)
@@ -136,6 +182,8 @@ class Worker:
             self.alias,
             ",".join(self._lanes),
         )
+        if self._board is not None:
+            self._board.introduce(self._tokens.prefix)
         try:
             self._keeper.start()
             self._waking.start()
@@ -151,7 +199,7 @@ class Worker:
             self._end()
 
     def _is_over(self) -> bool:
-        if self._stopping:
+        if self._stopping or self.worn:
             return True
         idle = not any(lane.in_hand or lane.hopeful for lane in self._lanes.values())
         return (
@@ -167,6 +215,7 @@ class Worker:
         began = time.monotonic()
         try:
             self._settle()
+            self._check_wear()
             self._return_late()
             self._look()
             self._claim()
@@ -201,6 +250,8 @@ class Worker:
         by_topic: defaultdict[str, list[Outcome]] = defaultdict(list)
         while self._ended:
             outcome = self._ended.popleft()
+            self._ended_jobs += 1
+            self.timed_out.discard(outcome.claim)
             by_topic[outcome.claim.handler.topic].append(outcome)
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
@@ -208,6 +259,16 @@ class Worker:
         if self.drain and by_topic:
             for lane in self._lanes.values():
                 lane.hopeful = True  # a job may have put others
+
+    def _check_wear(self) -> None:
+        if self._max_jobs and self._ended_jobs >= self._max_jobs:
+            self.wear_out(f"{self._ended_jobs} jobs have ended (--max-jobs)")
+        now = time.monotonic()
+        if self._max_rss and now - self._rss_checked > RSS_EVERY_SECONDS:
+            self._rss_checked = now
+            rss = rss_mib()
+            if rss > self._max_rss:
+                self.wear_out(f"{rss:.0f} MiB of memory are used (--max-rss)")
 
     def _return_late(self) -> None:
         for lane in self._lanes.values():
@@ -236,27 +297,34 @@ class Worker:
 
     def _claim(self) -> None:
         for lane in self._lanes.values():
-            if self._stopping:
+            if self._stopping or self.worn:
                 return
-            if not lane.hopeful:
-                continue
-            room = lane.room()
+            room = lane.room() if lane.hopeful else 0
             if not room:
                 continue
             began = time.monotonic()
             lane.hopeful = False  # before the claim: a wake-up during it sets it again
-            claims = queue.claim(
-                self._own(),
-                lane.handler,
-                room,
-                token=self._tokens.next(),
-                suspects=self._may_take_suspects(lane, began),
-            )
+            claims = self._claim_for(lane, room, began)
             if claims:
                 lane.hopeful = True
-                self._keeper.hold(claims)
                 lane.take(claims)
                 self._look_on(began)
+
+    def _claim_for(self, lane: Lane, room: int, now: float) -> list[Claim]:
+        connection = self._own()
+        if self._board is not None:
+            self._board.claiming(True)
+        claims = queue.claim(
+            connection,
+            lane.handler,
+            room,
+            token=self._tokens.next(),
+            suspects=self._may_take_suspects(lane, now),
+        )
+        self._keeper.hold(claims)
+        if self._board is not None:
+            self._board.claiming(False)
+        return claims
 
     def _may_take_suspects(self, lane: Lane, now: float) -> bool:
         # A suspect starts at once or is not taken. And after an outage the living
@@ -323,6 +391,21 @@ class Worker:
         ):
             self._wake.set()
 
+    def _on_start(self, claim: Claim) -> None:
+        """Take note of a run that begins; called in the thread that runs it."""
+        if self._board is not None:
+            timeout = claim.handler.timeout
+            overdue_at = math.inf
+            if timeout is not None:
+                overdue_at = time.monotonic() + timeout + self.grace + OVERDUE_SECONDS
+            self._board.start(claim, overdue_at)
+
+    def _on_timeout(self, claim: Claim) -> None:
+        """Take note of a run that is about to be interrupted; called in the limits' thread."""
+        self.timed_out.add(claim)
+        queue.tell(logging.WARNING, claim, "timed out after %gs", claim.handler.timeout)
+        self.wear_out(f"a handler of {claim.handler.topic} was interrupted")
+
     def _on_wake(self, topics: set[str] | None) -> None:
         """Take a wake-up; called in the listener's thread."""
         if topics is None:
@@ -345,11 +428,13 @@ class Worker:
 
     def _drain(self) -> None:
         """Give back what has not started, and finish what runs within the grace."""
-        deadline = time.monotonic() + self.grace
-        if self._stopping:
-            logger.info("worker=%s drains grace=%gs", self._tokens.prefix, self.grace)
+        deadline = math.inf
         while True:
             self._wake.clear()
+            # A worker that is only worn lets its jobs end, however long they take.
+            if deadline == math.inf and (self._stopping or self.timed_out):
+                deadline = time.monotonic() + self.grace
+                logger.info("worker=%s drains grace=%gs", self._tokens.prefix, self.grace)
             for lane in self._lanes.values():
                 self._give_back(lane.take_back())
             began = time.monotonic()
@@ -365,13 +450,17 @@ class Worker:
                 self._abandon()
                 return
             to_store = self._settling.wait()
-            self._wake.wait(left if to_store is None else min(left, to_store))
+            wait = left if to_store is None else min(left, to_store)
+            self._wake.wait(None if wait == math.inf else wait)
 
     def _abandon(self) -> None:
-        """Give back what still runs: its handlers are left behind, their outcomes dropped."""
+        """Give back what still runs: its handlers are left behind, their outcomes dropped.
+
+        Not the runs that timed out: their attempt counts, once their process has ended.
+        """
         self._take_in()
-        ended = self._settling.claims()
-        self._give_back(claim for claim in self._keeper.held() if claim not in ended)
+        left_alone = self._settling.claims() | self.timed_out
+        self._give_back(claim for claim in self._keeper.held() if claim not in left_alone)
         try:
             self._settling.store(self._own())
         except (DatabaseError, InterfaceError) as error:
@@ -384,6 +473,7 @@ class Worker:
         self._events.stop(deadline)
         for lane in self._lanes.values():
             lane.slots.join(deadline)
+        self._limits.stop()
         self._waking.stop()
         self._keeper.stop()
         if self._connection is not None:

@@ -11,15 +11,22 @@ from argparse import ArgumentParser
 from types import FrameType
 from typing import Any
 
+import msgspec
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, connections
+from django.utils.autoreload import get_child_arguments
 
+from myxo_jobs import queue
+from myxo_jobs.conf import settings
+from myxo_jobs.databases import database_of
 from myxo_jobs.models import Job
-from myxo_jobs.worker import Worker
+from myxo_jobs.worker import Supervisor, Worker
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WAIT_SECONDS = 0.5
+# How a process that replaces itself hands on the runs that it could not interrupt.
+TIMED_OUT_VARIABLE = "MYXO_JOBS_TIMED_OUT"
 
 
 class Command(BaseCommand):
@@ -29,6 +36,9 @@ class Command(BaseCommand):
         parser.add_argument("--topics", help="only these, separated by commas")
         parser.add_argument("--exclude", help="all but these, separated by commas")
         parser.add_argument("--workers", type=int, help="slots of every topic, instead of its own")
+        parser.add_argument(
+            "--processes", type=int, help="so many worker processes, under a supervisor"
+        )
         parser.add_argument("--drain", action="store_true", help="exit once nothing is due")
         parser.add_argument(
             "--grace", type=float, help="seconds that running jobs get to end (grace_seconds)"
@@ -36,33 +46,120 @@ class Command(BaseCommand):
         parser.add_argument(
             "--poll", type=float, help="seconds after which an idle worker looks (poll_seconds)"
         )
+        parser.add_argument(
+            "--max-rss", type=float, help="MiB of memory above which a worker process is replaced"
+        )
+        parser.add_argument(
+            "--max-jobs", type=int, help="jobs after which a worker process is replaced"
+        )
         parser.add_argument("--using", help="alias of the queue's database")
 
     def handle(self, **options: Any) -> None:
         _check(options)
+        alias = options["using"] or queue.alias()
+        _check_table(alias)
+        _show_events()
+        count = options["processes"]
+        if count is None:
+            self._run_alone(options)
+            return
         try:
-            worker = Worker(
-                topics=_names(options["topics"]),
-                exclude=_names(options["exclude"]),
-                workers=options["workers"],
-                using=options["using"],
+            _make_worker(options)  # so that a wrong option ends the command, not each worker
+            supervisor = Supervisor(
+                count,
+                lambda board: _make_worker(options, board=board),
+                alias=alias,
+                grace=_grace(options),
                 drain=options["drain"],
-                grace=options["grace"],
-                poll=options["poll"],
             )
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-        _check_table(worker.alias)
-        _show_events()
+        status = supervisor.run()
+        if status:
+            sys.exit(status)
+
+    def _run_alone(self, options: dict[str, Any]) -> None:
+        try:
+            worker = _make_worker(options, watchdog=True)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, _Stop(worker))
+        _charge_timed_out(worker.alias)
         worker.start()
         while not worker.join(WAIT_SECONDS):
             pass
+        if worker.worn and not worker.was_stopped:
+            _start_afresh(worker)
         if any(thread.name.startswith("myxo_jobs") for thread in threading.enumerate()):
             # A handler did not end within the grace; its job was given back.
             _exit_now(0)
+
+
+def _make_worker(options: dict[str, Any], **more: Any) -> Worker:
+    return Worker(
+        topics=_names(options["topics"]),
+        exclude=_names(options["exclude"]),
+        workers=options["workers"],
+        using=options["using"],
+        drain=options["drain"],
+        grace=options["grace"],
+        poll=options["poll"],
+        max_jobs=options["max_jobs"],
+        max_rss=options["max_rss"],
+        **more,
+    )
+
+
+def _grace(options: dict[str, Any]) -> float:
+    grace: float | None = options["grace"]
+    return settings().grace_seconds if grace is None else grace
+
+
+class _TimedOut(msgspec.Struct, frozen=True):
+    """A run that could not be interrupted, until its process has ended."""
+
+    held: tuple[int, str]
+    pause: float
+    is_last_attempt: bool
+
+
+def _start_afresh(worker: Worker) -> None:
+    """Replace this process by a fresh one; never returns.
+
+    It is told of the runs that this one could not interrupt: they end with it.
+    """
+    left = [
+        _TimedOut(
+            claim.held,
+            claim.handler.pause_after(claim.attempt),
+            claim.attempt >= claim.handler.attempts,
+        )
+        for claim in worker.timed_out
+    ]
+    os.environ[TIMED_OUT_VARIABLE] = msgspec.json.encode(left).decode()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    arguments = get_child_arguments()
+    os.execv(arguments[0], arguments)  # noqa: S606 - this very command
+
+
+def _charge_timed_out(alias: str) -> None:
+    """Record the runs that ended with the process which this one replaces."""
+    left = msgspec.json.decode(os.environ.pop(TIMED_OUT_VARIABLE, "[]"), type=list[_TimedOut])
+    if not left:
+        return
+    try:
+        connection = database_of(alias).open(alias)
+    except (DatabaseError, InterfaceError):
+        return  # their leases end, and they run again
+    try:
+        queue.charge_timeouts(connection, left)
+    except (DatabaseError, InterfaceError):
+        return
+    finally:
+        connection.close()
 
 
 class _Stop:
@@ -95,6 +192,14 @@ def _check(options: dict[str, Any]) -> None:
         raise CommandError(f"--using {options['using']}: DATABASES has {', '.join(connections)}")
     if options["workers"] is not None and options["workers"] < 1:
         raise CommandError(f"--workers takes a whole number from 1, not {options['workers']}")
+    for name in ("processes", "max_jobs"):
+        if options[name] is not None and options[name] < 1:
+            flag = name.replace("_", "-")
+            raise CommandError(f"--{flag} takes a whole number from 1, not {options[name]}")
+    if options["processes"] is not None and not hasattr(os, "fork"):
+        raise CommandError("--processes needs fork(), which this system has not")
+    if options["max_rss"] is not None and not options["max_rss"] > 0:
+        raise CommandError(f"--max-rss takes MiB above 0, not {options['max_rss']}")
     if options["grace"] is not None and not options["grace"] >= 0:
         raise CommandError(f"--grace takes seconds from 0, not {options['grace']}")
     if options["poll"] is not None and not options["poll"] > 0:
@@ -103,7 +208,10 @@ def _check(options: dict[str, Any]) -> None:
 
 def _check_table(alias: str) -> None:
     """Refuse to run without the table; a database that is away now is waited for."""
-    connection = connections[alias]
+    try:
+        connection = database_of(alias).open(alias)
+    except (DatabaseError, InterfaceError):
+        return
     try:
         tables = connection.introspection.table_names()
     except (DatabaseError, InterfaceError):

@@ -1,0 +1,156 @@
+"""What a worker process tells its supervisor, in memory that both share.
+
+Only the worker writes. After its death the supervisor reads which jobs it held, which
+of them it had started, and under which tokens, without asking the worker or walking
+the table. A place is filled before it is marked, and marked before the job can start.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from myxo_jobs.queue import Claim
+
+PLACES = 16_384
+PREFIX_BYTES = 64
+
+FREE, CLAIMED, STARTED = 0, 1, 2
+CLAIMING, OVERFLOWN, HAS_STARTED = 0, 1, 2
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One job that a worker process holds. Moments are of the shared monotonic clock."""
+
+    job_id: int
+    token: str
+    started: bool
+    attempt: int
+    attempts: int  # how many there may be
+    pause: float  # before the next attempt, if this one fails
+    lease: float
+    lease_ends: float
+    # When a run that has a timeout should long have ended; infinite without one.
+    overdue_at: float
+
+    @property
+    def held(self) -> tuple[int, str]:
+        return self.job_id, self.token
+
+    @property
+    def is_last_attempt(self) -> bool:
+        return self.attempt >= self.attempts
+
+
+class Board:
+    """The shared memory of one worker process. Make it before the fork."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, PREFIX_BYTES + PLACES * (8 * 8 + 1) + 64)
+        view = memoryview(self._memory)
+        self._prefix = view[:PREFIX_BYTES]
+        start = PREFIX_BYTES
+
+        def column(kind: str, size: int) -> Any:  # a memoryview of numbers
+            nonlocal start
+            part = view[start : start + size * PLACES]
+            start += size * PLACES
+            return part.cast(kind) if kind != "B" else part
+
+        self._ids = column("q", 8)
+        self._numbers = column("q", 8)
+        self._attempt = column("q", 8)
+        self._attempts = column("q", 8)
+        self._leases = column("d", 8)
+        self._lease_ends = column("d", 8)
+        self._pauses = column("d", 8)
+        self._overdue_at = column("d", 8)
+        self._states = column("B", 1)
+        self._flags = view[start : start + 3]
+        self._free: list[int] = list(range(PLACES - 1, -1, -1))
+        self._places: dict[Claim, int] = {}
+
+    # -- the worker's side ---------------------------------------------------
+
+    def introduce(self, prefix: str) -> None:
+        """Tell the prefix of all tokens of this worker."""
+        encoded = prefix.encode()
+        self._prefix[: len(encoded)] = encoded
+
+    def claiming(self, is_claiming: bool) -> None:
+        """Tell that a claim is under way: jobs may be held that are not on the board yet."""
+        self._flags[CLAIMING] = int(is_claiming)
+
+    def add(self, claims: Iterable[Claim]) -> None:
+        for claim in claims:
+            if not self._free:
+                self._flags[OVERFLOWN] = 1  # for good: from now on the table has to be asked
+                return
+            place = self._free.pop()
+            self._places[claim] = place
+            self._ids[place] = claim.job_id
+            self._numbers[place] = int(claim.token.rpartition(".")[2])
+            self._attempt[place] = claim.attempt
+            self._attempts[place] = claim.handler.attempts
+            self._pauses[place] = claim.handler.pause_after(claim.attempt)
+            self._leases[place] = claim.handler.lease
+            self._lease_ends[place] = claim.lease_ends
+            self._overdue_at[place] = math.inf
+            self._states[place] = CLAIMED
+
+    def start(self, claim: Claim, overdue_at: float) -> None:
+        """Tell that a job's handler is about to be entered."""
+        place = self._places.get(claim)
+        if place is not None:
+            self._overdue_at[place] = overdue_at
+            self._states[place] = STARTED
+            self._flags[HAS_STARTED] = 1
+
+    def renewed(self, claims: Iterable[Claim]) -> None:
+        for claim in claims:
+            place = self._places.get(claim)
+            if place is not None:
+                self._lease_ends[place] = claim.lease_ends
+
+    def remove(self, claim: Claim) -> None:
+        place = self._places.pop(claim, None)
+        if place is not None:
+            self._states[place] = FREE
+            self._free.append(place)
+
+    # -- the supervisor's side -----------------------------------------------
+
+    @property
+    def prefix(self) -> str:
+        return bytes(self._prefix).rstrip(b"\0").decode()
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether jobs may be held that are not on the board."""
+        return bool(self._flags[CLAIMING] or self._flags[OVERFLOWN])
+
+    @property
+    def has_started_a_job(self) -> bool:
+        return bool(self._flags[HAS_STARTED])
+
+    def entries(self) -> Iterator[Entry]:
+        """Return the jobs that are held."""
+        prefix = self.prefix
+        for match in re.finditer(rb"[^\0]", bytes(self._states)):
+            place = match.start()
+            yield Entry(
+                job_id=self._ids[place],
+                token=f"{prefix}.{self._numbers[place]}",
+                started=match.group()[0] == STARTED,
+                attempt=self._attempt[place],
+                attempts=self._attempts[place],
+                pause=self._pauses[place],
+                lease=self._leases[place],
+                lease_ends=self._lease_ends[place],
+                overdue_at=self._overdue_at[place],
+            )
