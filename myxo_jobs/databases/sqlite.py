@@ -41,8 +41,9 @@ NEXT_PRIORITY = f"""
 SELECT priority FROM myxo_jobs WHERE topic = ? AND {WAITING} AND priority < ?
 ORDER BY priority DESC LIMIT 1
 """
+# `created_at` as the text it is: Django's converter would drop that it is UTC.
 FREE = """
-SELECT id, payload, key, attempts + 1, created_at, lease_until IS NOT NULL FROM myxo_jobs
+SELECT id, payload, key, attempts + 1, created_at || '', lease_until IS NOT NULL FROM myxo_jobs
 WHERE topic = ? AND priority = ? AND {claimable} ORDER BY due, id LIMIT ?
 """
 FREE_ANY = FREE.format(claimable=CLAIMABLE)
