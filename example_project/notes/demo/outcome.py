@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         yield "lost", f"{self.lost:,}", ""
         counts = f"equal an independent count, {self.different:,} do not"
         yield "word counts", f"{self.equal:,}", counts
-        speed = f"in {self.seconds:.1f} s, with the kill and the wait for its leases"
+        speed = f"in {self.seconds:.1f} s: puts, kill and the wait for its leases included"
         yield "jobs per second", f"{self.jobs_per_second:,.0f}", speed
 
     def faults(self) -> list[str]:
