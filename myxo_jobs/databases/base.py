@@ -61,6 +61,8 @@ class Database(ABC):
     can_write_beside: bool
     #: SQL of the statement's moment.
     now: str
+    #: SQL of "neither failed nor done", by which the claim index is used.
+    waiting: str
 
     # -- connections ---------------------------------------------------------
 

@@ -30,7 +30,9 @@ ATOMIC_PATIENCE_SECONDS = 60.0
 DATA_VERSION_SECONDS = 0.01
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
-WAITING = "NOT failed AND due IS NOT NULL"
+# The condition of the claim index, which SQLite compares as it is written: Django up to
+# 6.0 writes NOT failed, later ones failed = 0, and an index outlives an update.
+WAITING = "NOT failed AND failed = 0 AND due IS NOT NULL"
 CLAIMABLE = f"{WAITING} AND due <= {NOW} AND (lease_until IS NULL OR lease_until <= {NOW})"
 FRESH = f"{WAITING} AND due <= {NOW} AND lease_until IS NULL"
 
@@ -95,6 +97,7 @@ class SQLite(Database):
     sends_wakeups = False
     can_write_beside = False
     now = NOW
+    waiting = WAITING
 
     def open(self, alias: str) -> BaseDatabaseWrapper:
         connection = super().open(alias)
