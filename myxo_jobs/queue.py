@@ -220,7 +220,7 @@ def wake(connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
             return
     wakeup = _WakeUp(connection, block)
     wakeup.topics.update(topics)
-    transaction.on_commit(wakeup, using=connection.alias, robust=True)
+    connection.on_commit(wakeup, robust=True)
 
 
 def is_of_testcase(block: object) -> bool:
