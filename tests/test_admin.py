@@ -394,6 +394,16 @@ def test_a_running_job_discarded_in_the_admin_ends_and_is_not_created_again(
     assert not Job.objects.exists()
 
 
+def test_jobs_run_in_a_project_without_the_admin_its_users_and_its_filters(runjobs, ledger):
+    Jobs().put(Work(name="bare"))
+
+    bare = {"INSTALLED_APPS": ["myxo_jobs", "tests.app"], "MIDDLEWARE": [], "ROOT_URLCONF": None}
+    process = runjobs("--drain", settings={**bare, "TEMPLATES": []})
+
+    assert process.wait() == 0, process.log()
+    assert ledger.count("end", name="bare") == 1
+
+
 # -- text is text -------------------------------------------------------------
 
 
