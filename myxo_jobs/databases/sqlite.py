@@ -75,9 +75,12 @@ DUE_AFTER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
 INSERT_AFTER = INSERT.format(due=DUE_AFTER)
 INSERT_AT = INSERT.format(due="%s")
 
-# Words that begin a statement which leaves its connection as it was.
+# Words that begin a statement which leaves its connection as it was. A transaction that
+# is left open is seen by `is_fit`.
 PASSING_WORDS = frozenset(
     [
+        "begin",
+        "commit",
         "select",
         "insert",
         "update",
@@ -112,7 +115,10 @@ class SQLite(Database):
         return connection
 
     def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
-        return not connection.connection.in_transaction
+        try:
+            return not connection.connection.in_transaction
+        except sqlite3.ProgrammingError:  # it is closed
+            return False
 
     def leaves_traces(self, sql: str) -> bool:
         words = sql.lstrip(" \t\r\n(").split(None, 1)
@@ -123,6 +129,7 @@ class SQLite(Database):
 
     @contextmanager
     def _immediate_atomic(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        connection.ensure_connection()  # which sets the mode
         before = connection.transaction_mode  # type: ignore[attr-defined]
         connection.transaction_mode = "IMMEDIATE"  # type: ignore[attr-defined]
         try:
