@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from django.core import checks as django_checks
-from django.db import connection
 from django.db.utils import ConnectionHandler
 
 from myxo_jobs import checks, job
@@ -175,15 +174,19 @@ def test_a_database_without_the_table_is_told_to_migrate(tmp_path):
     assert "HINT: Run `manage.py migrate --database default`." in done.stderr
 
 
-@pytest.mark.django_db
-def test_a_table_of_an_older_version_is_told_to_migrate():
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_migrations WHERE app = 'myxo_jobs'")
+def test_a_table_of_an_older_version_is_told_to_migrate(tmp_path):
+    done = project(
+        tmp_path,
+        "from django.core.management import call_command\n"
+        "from django.db.migrations.recorder import MigrationRecorder\n"
+        "call_command('migrate', verbosity=0)\n"
+        "MigrationRecorder.Migration.objects.filter(app='myxo_jobs').delete()\n"
+        f"{CHECK_DATABASE}",
+        DATABASES=sqlite_file(tmp_path),
+    )
 
-    (message,) = checks.check_table(databases=["default"])
-
-    assert message.id == "myxo_jobs.W007"
-    assert "is older than this version" in message.msg
+    assert done.returncode == 0, done.stderr
+    assert "(myxo_jobs.W007) The table of the jobs is older than this version" in done.stderr
 
 
 def test_a_first_migrate_is_not_stopped_by_the_table_it_will_make(tmp_path):
