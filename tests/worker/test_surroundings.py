@@ -187,14 +187,12 @@ def test_an_async_job_sees_the_defaults_of_the_project_whatever_another_one_chan
 
 
 def test_async_handlers_use_the_async_orm_at_once_with_others(worker):
-    begun: list[int] = []
+    all_three = asyncio.Barrier(3)
 
     @job(Task, topic="t.Task", workers=3)
     async def handle(request: Task) -> None:
         note = await Note.objects.acreate(text=request.name)
-        begun.append(note.pk)
-        while len(begun) < 3:  # all three slots are in use at once
-            await asyncio.sleep(0.01)
+        await all_three.wait()
         note.words = await Note.objects.acount()
         await note.asave()
 
