@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import connection
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import ConnectionHandler
 
 import myxo_jobs
@@ -53,11 +55,14 @@ RUN_ELSEWHERE = {
         "test_the_demo_of_the_readme_ends_with_nothing_lost"
     ),
     ".venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest": ".ci/run",
-    "pip install '/path/to/myxo_jobs[postgres]'": ".ci/run",
-    "python3 -m venv .venv\n. .venv/bin/activate\npip install /path/to/myxo_jobs": ".ci/run",
+    "pip install '/path/to/myxo_jobs[postgres]'": "tests/test_wheel.py",
+    "python3 -m venv .venv\n. .venv/bin/activate\npip install /path/to/myxo_jobs": (
+        "tests/test_wheel.py"
+    ),
 }
-# Of the databases themselves, which are never the one under test.
-DATABASE_PAGES = [DOCS / "how-to/use-postgresql.md", DOCS / "how-to/use-sqlite.md"]
+# Their settings are of databases that are not the one under test.
+POSTGRESQL_PAGE = DOCS / "how-to/use-postgresql.md"
+SQLITE_PAGE = DOCS / "how-to/use-sqlite.md"
 
 
 def place_elsewhere(block: Block) -> str | None:
@@ -68,8 +73,10 @@ def place_elsewhere(block: Block) -> str | None:
         return "test_every_runjobs_in_the_docs_has_options_that_there_are"
     if not block.language and block.page.parent.name == "explanation":
         return "test_the_drawings_show_the_steps_that_there_are"
-    if block.page in DATABASE_PAGES and block.file:
-        return "test_the_databases_in_the_docs_are_ones_that_django_takes"
+    if block.page == POSTGRESQL_PAGE and block.file:
+        return "test_the_databases_that_the_postgresql_page_shows_are_ones_that_django_takes"
+    if block.page == SQLITE_PAGE and block.file:
+        return "test_the_database_that_the_sqlite_page_shows_is_as_the_checks_advise"
     if block.page.name == "contributing.md":
         return ".ci/run"
     return RUN_ELSEWHERE.get(block.text.strip())
@@ -289,16 +296,30 @@ def test_every_sql_statement_runs_on_a_real_table(
     cursor.close()
 
 
-def test_the_databases_in_the_docs_are_ones_that_django_takes():
-    given = [block for page in DATABASE_PAGES for block in blocks_of(page) if block.file]
-    assert len(given) == 4
-    for block in given:
-        names: dict[str, Any] = {"BASE_DIR": Path("/srv/mysite")}
-        exec(block.text, names)
-        handler = ConnectionHandler(names["DATABASES"])
-        for alias in names["DATABASES"]:
-            parameters = handler[alias].get_connection_params()
-            assert parameters, block.place
+def databases_in(page: Path, **names: Any) -> Iterator[BaseDatabaseWrapper]:
+    """Yield a connection of each alias in the settings that a page shows."""
+    for block in blocks_of(page):
+        if block.file == "mysite/settings.py":
+            exec(block.text, names)
+            connections = ConnectionHandler(names["DATABASES"])
+            yield from (connections[alias] for alias in names["DATABASES"])
+
+
+@pytest.mark.django_db
+def test_the_database_that_the_sqlite_page_shows_is_as_the_checks_advise(tmp_path: Path):
+    (shown,) = databases_in(SQLITE_PAGE, BASE_DIR=tmp_path)
+    with closing(shown), shown.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode")
+        assert cursor.fetchone() == ("wal",)
+        assert shown.transaction_mode == "IMMEDIATE"  # type: ignore[attr-defined]
+
+
+def test_the_databases_that_the_postgresql_page_shows_are_ones_that_django_takes():
+    shown = list(databases_in(POSTGRESQL_PAGE))
+    assert [database.alias for database in shown] == ["default", "default", "direct", "default"]
+    for database in shown:
+        assert database.get_connection_params()["dbname"] == "mysite"
+    assert shown[-1].pool.max_size == 20  # type: ignore[attr-defined]
 
 
 def test_every_runjobs_in_the_docs_has_options_that_there_are():
