@@ -134,8 +134,8 @@ def test_a_job_that_kills_its_process_is_started_as_often_as_it_has_attempts(run
 
     assert processes == 3
     assert [line.attempt for line in ledger.lines("begin", name="deadly")] == [1, 2]
-    # Its neighbour in the claim was charged once for it, and ran nevertheless.
-    assert [line.attempt for line in ledger.lines("begin", name="good 2")] == [2]
+    # Its neighbour in the claim was charged for it once at most, and ran nevertheless.
+    assert ledger.count("begin", name="good 2") == 1
     assert ledger.count("begin", name="good 1") >= 1
     row = Job.objects.get()
     assert (row.status, row.attempts) == ("failed", 2)
