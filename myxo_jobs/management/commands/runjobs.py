@@ -13,9 +13,9 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import InterfaceError, OperationalError, connections
 
-from myxo_jobs.models import Job
+from myxo_jobs import checks
 from myxo_jobs.worker import Worker
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -52,7 +52,7 @@ class Command(BaseCommand):
             )
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-        _check_table(worker.alias)
+        _refuse_what_cannot_work(worker)
         _show_events()
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -101,19 +101,22 @@ def _check(options: dict[str, Any]) -> None:
         raise CommandError(f"--poll takes seconds above 0, not {options['poll']}")
 
 
-def _check_table(alias: str) -> None:
-    """Refuse to run without the table; a database that is away now is waited for."""
-    connection = connections[alias]
+def _refuse_what_cannot_work(worker: Worker) -> None:
+    """Raise CommandError for a database in which this worker could not do its jobs.
+
+    One that is away now is waited for.
+    """
+    alias = worker.alias
+    found = checks.memory(alias)
+    found += checks.pool_too_small(alias, checks.connections_needed(worker.handlers))
     try:
-        tables = connection.introspection.table_names()
-    except (DatabaseError, InterfaceError):
-        return
+        found += checks.table(alias)
+    except (OperationalError, InterfaceError):
+        pass
     finally:
-        connection.close()
-    if Job._meta.db_table not in tables:
-        raise CommandError(
-            f"the table {Job._meta.db_table} is not in database {alias!r}: run manage.py migrate"
-        )
+        connections[alias].close()
+    if found:
+        raise CommandError("\n".join(f"{message.msg} {message.hint}" for message in found))
 
 
 def _show_events() -> None:
