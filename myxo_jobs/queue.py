@@ -147,8 +147,13 @@ def put_many(connection: BaseDatabaseWrapper, rows: Sequence[Row], *, due: Due) 
     """Add jobs in one transaction; return how many, those whose key was there not counted."""
     with transaction.atomic(using=connection.alias):
         count = database_of(connection).insert_many(connection, rows, due)
+        topics = {row.topic for row in rows}
         if count:
-            wake(connection, {row.topic for row in rows})
+            wake(connection, topics)
+    names = ",".join(sorted(topics))
+    logger.debug("topics=%s put jobs=%d", names, count)
+    if count < len(rows):
+        logger.info("topics=%s not put jobs=%d: their keys are there", names, len(rows) - count)
     return count
 
 
