@@ -160,8 +160,13 @@ def put_many(connection: BaseDatabaseWrapper, rows: Sequence[Row], *, due: Due) 
     """Add jobs in one transaction; return how many, those whose key was there not counted."""
     with transaction.atomic(using=connection.alias):
         count = database_of(connection).insert_many(connection, rows, due)
+        topics = {row.topic for row in rows}
         if count:
-            wake(connection, {row.topic for row in rows})
+            wake(connection, topics)
+    names = ",".join(sorted(topics))
+    logger.debug("topics=%s put jobs=%d", names, count)
+    if count < len(rows):
+        logger.info("topics=%s not put jobs=%d: their keys are there", names, len(rows) - count)
     return count
 
 
@@ -233,7 +238,7 @@ def wake(connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
             return
     wakeup = _WakeUp(connection, block)
     wakeup.topics.update(topics)
-    transaction.on_commit(wakeup, using=connection.alias, robust=True)
+    connection.on_commit(wakeup, robust=True)
 
 
 def is_of_testcase(block: object) -> bool:

@@ -211,13 +211,19 @@ def process_environment(
 
 
 class Process:
-    """A `runjobs` process: send it signals, wait for its end, read its log."""
+    """A process, such as `runjobs`: send it signals, wait for its end, read its log."""
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        folder: Path = ROOT,
+    ) -> None:
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=dict(environment), stdout=output, stderr=subprocess.STDOUT
+                command, cwd=folder, env=dict(environment), stdout=output, stderr=subprocess.STDOUT
             )
 
     @property

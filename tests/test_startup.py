@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.rig import ROOT
+from tests.rig import ROOT, Process, wait_until
 from tests.settings import INSTALLED_APPS
 
 SETTINGS = """
@@ -69,16 +70,31 @@ class Project:
             SETTINGS.format(apps=apps, database=self.database, auto_field=auto_field, more=more),
         )
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "settings",
+            "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    @contextmanager
+    def start(self, *command: str) -> Iterator[Process]:
+        """Run `python …` in the project until the block ends."""
+        log = self.folder / "log"
+        process = Process([sys.executable, *command], log, self.environment, self.folder)
+        try:
+            yield process
+        finally:
+            process.end()
+
     def run(self, *command: str, code: int = 0) -> str:
         """Run `python -W error …` in the project; return what it printed."""
         done = subprocess.run(
             [sys.executable, "-W", "error", *command],
             cwd=self.folder,
-            env={
-                **os.environ,
-                "DJANGO_SETTINGS_MODULE": "settings",
-                "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}",
-            },
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -199,6 +215,18 @@ def test_a_project_starts_wherever_its_handlers_stand(
     project.settings(["shop", "myxo_jobs"] if order == "before" else ["myxo_jobs", "shop"])
 
     assert project.run("-c", START + PUT).endswith("job 1\n")
+
+
+def test_the_site_and_a_worker_start_beside_a_circular_import(project: Project):
+    in_a_circle_with_models(project)
+    project.settings(["shop", "myxo_jobs"], more="DEBUG = True\n")
+    project.run("-c", START + PUT)
+
+    with project.start("-m", "django", "runserver", "--noreload", "127.0.0.1:0") as site:
+        wait_until(lambda: "Starting development server" in site.log(), because="it starts")
+    assert "started" in project.django("runjobs", "--drain")
+    shipped = "from shop.models import Order; print(Order.objects.get().shipped)"
+    assert "True" in project.django("shell", "-c", shipped)
 
 
 def test_two_handlers_of_one_topic_stop_the_start_naming_both_places(project: Project):

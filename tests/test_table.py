@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -223,13 +222,6 @@ def test_flush_empties_the_table_and_it_works_on(make_job, claim_one):
     assert not Job.objects.exists()
     assert jobs.put(Work("after"), key="one")
     assert claim_one().attempt == 1
-
-
-def test_no_migration_is_missing():
-    output = io.StringIO()
-    call_command("makemigrations", "myxo_jobs", check=True, dry_run=True, stdout=output)
-
-    assert "No changes detected" in output.getvalue()
 
 
 @pytest.mark.django_db(databases=["default", "other"])

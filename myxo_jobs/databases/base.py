@@ -72,6 +72,8 @@ class Database(ABC):
     can_write_beside: bool
     #: SQL of the statement's moment.
     now: str
+    #: SQL of "neither failed nor done", by which the claim index is used.
+    waiting: str
 
     # -- connections ---------------------------------------------------------
 
@@ -182,7 +184,8 @@ class Database(ABC):
     ) -> set[int]:
         """Update held jobs that meet `condition`; return the ids of those updated.
 
-        `assignments` is SQL. Each of `held` is (id, token, *values); in the SQL `held.name` is a value.
+        `assignments` is SQL. Each of `held` is (id, token, *values), and `held.name` in
+        the SQL one of its values.
         With `flush` the commit waits for the drive as the project's setting says.
         """
 

@@ -183,6 +183,7 @@ class PostgreSQL(Database):
     sends_wakeups = True
     can_write_beside = True
     now = "statement_timestamp()"
+    waiting = WAITING
 
     def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
         raw = connection.connection

@@ -56,11 +56,11 @@ class Board:
         self._prefix = view[:PREFIX_BYTES]
         start = PREFIX_BYTES
 
-        def column(kind: str, size: int) -> Any:  # a memoryview of numbers
+        def column(kind: Any, size: int) -> Any:  # a memoryview of numbers
             nonlocal start
             part = view[start : start + size * PLACES]
             start += size * PLACES
-            return part.cast(kind) if kind != "B" else part
+            return part.cast(kind)
 
         self._ids = column("q", 8)
         self._numbers = column("q", 8)

@@ -47,7 +47,7 @@ class HandlerConnections:
         for alias, connection in self._connections.items():
             if connections[alias] is not connection:
                 self._replace(alias)
-            elif connection.connection is not None:
+            else:
                 self._tidy(alias, connection)
         self._tidied_at = time.monotonic()
 
@@ -68,9 +68,12 @@ class HandlerConnections:
             connection.in_atomic_block
             or connection.needs_rollback
             or connection.run_on_commit
-            or not connection.autocommit
             or len(connection.execute_wrappers) != 1
         ):
+            return False
+        if connection.connection is None:
+            return True
+        if not connection.autocommit:
             return False
         if not is_supported(connection):
             return not connection.errors_occurred

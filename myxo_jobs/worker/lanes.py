@@ -23,9 +23,9 @@ NEWEST_WEIGHT = 0.3
 class Lane:
     """The slots of a topic and the claims in hand: waiting for one, or running."""
 
-    def __init__(self, handler: Handler, size: int, slots: Slots) -> None:
+    def __init__(self, handler: Handler, slots: Slots) -> None:
         self.handler = handler
-        self.size = size
+        self.size = handler.workers
         self.slots = slots
         # Whether a claim may find something: set by wake-ups and looks, unset when one
         # comes back empty.

@@ -25,6 +25,8 @@ TICKS_A_LEASE = 6
 SHORTEST_TICK_SECONDS = 0.02
 LONGEST_TICK_SECONDS = 1.0
 RETRY_SECONDS = 0.2
+# How long a handler waits for its extension to be stored; it is tried on after that.
+EXTEND_WAIT_SECONDS = 2.0
 
 
 class LeaseKeeper:
@@ -37,6 +39,7 @@ class LeaseKeeper:
         self._tick = min(max(tick, SHORTEST_TICK_SECONDS), LONGEST_TICK_SECONDS)
         self._claims: set[Claim] = set()
         self._nudge = threading.Event()
+        self._renewed = threading.Condition()
         self._stopped = False
         self._connection: BaseDatabaseWrapper | None = None
         self._thread = threading.Thread(target=self._serve, name="myxo_jobs leases", daemon=True)
@@ -58,9 +61,20 @@ class LeaseKeeper:
         return list(self._claims)
 
     def extend(self, claim: Claim, seconds: float) -> None:
-        """Make a claim last at least so long from now, within milliseconds."""
+        """Make a claim last at least so long from now; return once that is stored.
+
+        At once where nobody may wait: in the event loop, and where the job's own
+        transaction keeps every other connection from writing. It is stored soon after.
+        """
         claim.extended_until = time.monotonic() + seconds
         self._nudge.set()
+        handler = claim.handler
+        if handler.is_async or (handler.atomic and not database_of(self._alias).can_write_beside):
+            return
+        with self._renewed:
+            self._renewed.wait_for(
+                lambda: claim.lease_ends >= claim.extended_until, EXTEND_WAIT_SECONDS
+            )
 
     def stop(self) -> None:
         self._stopped = True
@@ -106,6 +120,8 @@ class LeaseKeeper:
             renewed = queue.renew(self._connect(), batch)
             if self._board is not None:
                 self._board.renewed(batch)
+            with self._renewed:
+                self._renewed.notify_all()
             self._drop_lost([claim for claim in batch if claim.job_id not in renewed])
 
     def _drop_lost(self, claims: list[Claim]) -> None:

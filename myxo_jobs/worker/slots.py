@@ -48,9 +48,9 @@ class Slots(ABC):
 class ThreadSlots(Slots):
     """Threads, started as they are needed, that each run one job at a time."""
 
-    def __init__(self, handler: Handler, size: int, around: Surroundings, finish: Finish) -> None:
+    def __init__(self, handler: Handler, around: Surroundings, finish: Finish) -> None:
         self._handler = handler
-        self._size = size
+        self._size = handler.workers
         self._around = around
         self._finish = finish
         self._claims: SimpleQueue[Claim | None] = SimpleQueue()
@@ -193,8 +193,10 @@ class EventLoop:
 class AsyncSlots(Slots):
     """Tasks of the worker's event loop, so many at once."""
 
-    def __init__(self, size: int, around: Surroundings, finish: Finish, events: EventLoop) -> None:
-        self._size = size
+    def __init__(
+        self, handler: Handler, around: Surroundings, finish: Finish, events: EventLoop
+    ) -> None:
+        self._size = handler.workers
         self._around = around
         self._finish = finish
         self._events = events

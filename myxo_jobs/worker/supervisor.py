@@ -168,7 +168,7 @@ class Supervisor:
 
     def _fork(self, place: int) -> None:
         self._close()
-        connections.close_all()
+        _close_all_connections()
         board = Board()
         pid = os.fork()
         if pid == 0:
@@ -315,6 +315,13 @@ def _drain_at_end(pipe: int, worker: Worker) -> None:
     """Let a worker drain once nobody holds the pipe's writing end."""
     os.read(pipe, 1)
     worker.request_stop()
+
+
+def _close_all_connections() -> None:
+    for connection in connections.all(initialized_only=True):
+        connection.close()
+        if hasattr(connection, "close_pool"):
+            connection.close_pool()  # with its threads, which a fork would not copy
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

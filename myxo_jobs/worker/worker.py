@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -78,7 +79,7 @@ class Worker:
         self.drain = drain
         self.grace = settings().grace_seconds if grace is None else grace
         self.poll = settings().poll_seconds if poll is None else poll
-        self.handlers = _choose(topics, exclude)
+        self.handlers = _choose(topics, exclude, workers)
         self.error: BaseException | None = None
         # Why this process should not go on, empty while it should.
         self.worn = ""
@@ -109,12 +110,7 @@ class Worker:
             starts=self._on_start,
         )
         self._lanes = {
-            handler.topic: Lane(
-                handler,
-                workers or handler.workers,
-                self._slots(handler, workers or handler.workers, around),
-            )
-            for handler in self.handlers
+            handler.topic: Lane(handler, self._slots(handler, around)) for handler in self.handlers
         }
         self._connection: BaseDatabaseWrapper | None = None
         self._next_look = 0.0
@@ -374,10 +370,10 @@ class Worker:
 
     # -- from the slots and the listener -------------------------------------
 
-    def _slots(self, handler: Handler, size: int, around: Surroundings) -> Slots:
+    def _slots(self, handler: Handler, around: Surroundings) -> Slots:
         if handler.is_async:
-            return AsyncSlots(size, around, self._finish, self._events)
-        return ThreadSlots(handler, size, around, self._finish)
+            return AsyncSlots(handler, around, self._finish, self._events)
+        return ThreadSlots(handler, around, self._finish)
 
     def _finish(self, outcome: Outcome) -> None:
         """Take the outcome of a run; called in the thread that ran it."""
@@ -481,8 +477,10 @@ class Worker:
         logger.info("worker=%s stopped", self._tokens.prefix)
 
 
-def _choose(topics: Sequence[str] | None, exclude: Sequence[str] | None) -> list[Handler]:
-    """Return the handlers of the topics asked for, without the excluded."""
+def _choose(
+    topics: Sequence[str] | None, exclude: Sequence[str] | None, workers: int | None
+) -> list[Handler]:
+    """Return the handlers of the topics asked for, each with so many `workers` if given."""
     handlers = {handler.topic: handler for handler in registry}
     unknown = {*(topics or ()), *(exclude or ())} - handlers.keys()
     if unknown:
@@ -491,4 +489,7 @@ def _choose(topics: Sequence[str] | None, exclude: Sequence[str] | None) -> list
             f"there are: {', '.join(sorted(handlers)) or 'none'}"
         )
     wanted = handlers.keys() if topics is None else topics
-    return [handlers[topic] for topic in wanted if topic not in (exclude or ())]
+    chosen = [handlers[topic] for topic in wanted if topic not in (exclude or ())]
+    if workers is None:
+        return chosen
+    return [msgspec.structs.replace(handler, workers=workers) for handler in chosen]

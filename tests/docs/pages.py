@@ -60,11 +60,15 @@ def code_in(page: Path) -> set[str]:
     return set(re.findall(r"`([^`\n]+)`", page.read_text()))
 
 
-def first_cells(page: Path, heading: str) -> list[str]:
-    """Return what the rows below a heading have in their first cell, in backquotes."""
+def section(page: Path, heading: str) -> str:
+    """Return what stands below a heading, up to the next one."""
     text = page.read_text()
     start = re.search(rf"^#+ {re.escape(heading)}$", text, re.MULTILINE)
     assert start, f"{page.name} has no heading {heading!r}"
-    section = re.split(r"^#+ ", text[start.end() :], maxsplit=1, flags=re.MULTILINE)[0]
-    cells = re.findall(r"^\| ([^|]+?) \|", section, re.MULTILINE)
+    return re.split(r"^#+ ", text[start.end() :], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def first_cells(page: Path, heading: str) -> list[str]:
+    """Return what the rows below a heading have in their first cell, in backquotes."""
+    cells = re.findall(r"^\| ([^|]+?) \|", section(page, heading), re.MULTILINE)
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]

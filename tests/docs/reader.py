@@ -2,9 +2,10 @@
 
 A block that begins with `# path/of/a_file.py` goes to the end of that file. Shell
 blocks are run, a `text` block is what the last of them has printed, `…` standing for
-anything; a server or a worker goes on in a terminal of its own. A `pycon` block is
-typed into a Python session that stays open. Every other block must be named by the
-test, with the place where it is held instead.
+anything; a server or a worker goes on in a terminal of its own. Other Python blocks,
+`pycon` ones with their answers, are typed into a session that stays open until a file
+is written. Every other block must be named by the test, with the place where it is
+held instead.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from typing import Any
 from tests.docs.pages import Block
 from tests.rig import ROOT, Process, wait_until
 
+# The pages call their project `mysite`.
+SETTINGS = "mysite.settings"
+ON_SERVER = "on_server"
 STAYS = re.compile(r"python manage\.py (runserver|runjobs(?!.*--drain))")
 
 
@@ -31,6 +36,8 @@ class Reader:
 
     def __init__(self, folder: Path, database: Mapping[str, Any] | None) -> None:
         self.folder = folder
+        # What a page takes as given: Python to begin each session with.
+        self.given = ""
         self.port = _free_port()
         self._database = database
         self._printed: Callable[[], str] = lambda: ""
@@ -51,21 +58,22 @@ class Reader:
                 self.run(command)
         elif block.language == "text":
             self.expect(block.text, block.place)
-        elif block.language == "pycon":
-            self.type(block.text, block.place)
+        elif block.language in ("python", "pycon"):
+            self.type(block.text, block.place, block.language)
         else:
             raise LookupError(f"{block.place}: nobody knows what to do with this block")
 
     def write(self, name: str, text: str) -> None:
+        self._end_session()
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(text)
         if path.name == "settings.py" and self._database is not None:
             # The database under test takes the place of the project's.
-            settings = f"from {path.parent.name}.settings import *\nDATABASES = "
-            (self.folder / "on_server.py").write_text(
-                settings + repr({"default": dict(self._database)}) + "\n"
+            (self.folder / f"{ON_SERVER}.py").write_text(
+                f"from {SETTINGS} import *\n"
+                f'DATABASES = {{**DATABASES, "default": {dict(self._database)!r}}}\n'
             )
 
     def run(self, command: str) -> None:
@@ -88,16 +96,14 @@ class Reader:
         """Wait until the last command has printed these lines; `…` stands for anything."""
         parts = [re.escape(part) for part in text.strip().split("…")]
         pattern = re.compile(".*?".join(parts), re.DOTALL)
-        wait_until(
-            lambda: pattern.search(self._printed()),
-            because=f"{place}: this was to be printed:\n{text}\nbut this was:\n{self._printed()}",
-            within=30,
-        )
+        try:
+            wait_until(lambda: pattern.search(self._printed()), because=place, within=30)
+        except AssertionError:
+            printed = self._printed()
+            raise AssertionError(f"{place}: expected\n{text}\nprinted\n{printed}") from None
 
-    def type(self, text: str, place: str) -> None:
+    def type(self, text: str, place: str, language: str = "pycon") -> None:
         """Type a block into the Python session and compare what it answers."""
-        file = self.folder / f".session-{next(self._numbers)}"
-        file.write_text(text)
         if self._session is None:
             self._session = subprocess.Popen(
                 [sys.executable, "-m", "tests.docs.session"],
@@ -107,13 +113,20 @@ class Reader:
                 stdout=subprocess.PIPE,
                 text=True,
             )
+            if self.given:
+                self.type(self.given, "what is given", "python")
+        file = self.folder / f".session-{next(self._numbers)}.{language}"
+        file.write_text(text)
         assert self._session.stdin
         assert self._session.stdout
+        patience = threading.Timer(60, self._session.kill)
+        patience.start()
         self._session.stdin.write(f"{file}\n")
         self._session.stdin.flush()
         said = []
         while (line := self._session.stdout.readline()) not in ("ok\n", "failed\n", ""):
             said.append(line)
+        patience.cancel()
         assert line == "ok\n", f"{place}\n{''.join(said)}"
 
     # -- terminals -----------------------------------------------------------
@@ -128,9 +141,13 @@ class Reader:
     def close(self) -> None:
         for terminal in self._terminals:
             terminal.end()
+        self._end_session()
+
+    def _end_session(self) -> None:
         if self._session is not None:
             self._session.kill()
             self._session.communicate()
+            self._session = None
 
     def _stay(self, command: str) -> None:
         if "runserver" in command:
@@ -139,22 +156,17 @@ class Reader:
         terminal = Terminal(command, self.folder, log, self._environment())
         self._terminals.append(terminal)
         self._printed = terminal.log
+        terminal.wait_for_log("started using=" if "runjobs" in command else "Quit the server")
 
     def _environment(self) -> dict[str, str]:
-        settings = {} if self._database is None else {"DJANGO_SETTINGS_MODULE": "on_server"}
-        if self._database is None:
-            names = [path.parent.name for path in self.folder.glob("*/settings.py")]
-            settings = {"DJANGO_SETTINGS_MODULE": f"{name}.settings" for name in names}
-        inherited = {
-            name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
-        }
         return {
-            **inherited,
-            **settings,
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": SETTINGS if self._database is None else ON_SERVER,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}",
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "error",
+            "PYTEST_ADDOPTS": "-p no:asyncio",  # it warns where it happens to be installed
         }
 
 
@@ -165,7 +177,8 @@ class Terminal(Process):
         self, command: str, folder: Path, log: Path, environment: Mapping[str, str]
     ) -> None:
         self.command = command
-        super().__init__(["env", "-C", str(folder), *shlex.split(command)], log, environment)
+        there = f"cd {shlex.quote(str(folder))} && exec {command}"
+        super().__init__(["bash", "-c", there], log, environment)
 
 
 def _free_port() -> int:

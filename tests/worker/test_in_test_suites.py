@@ -10,7 +10,6 @@ from django.db import transaction
 from django.test import TestCase
 
 from myxo_jobs import GiveUp, Jobs, Retry, Run, job
-from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
 from myxo_jobs.testing import put_jobs, run_jobs
 from tests.app.jobs import CountWords
@@ -156,5 +155,4 @@ def test_a_handler_runs_in_a_savepoint_so_that_a_database_error_leaves_the_test_
     jobs.put(Step("breaks its transaction"))
     assert run_jobs(raise_errors=False) == 1
     assert not Note.objects.exists()
-    assert registry.of_topic("suite.Step") is not None
     assert Job.objects.get().error.startswith("IntegrityError:")

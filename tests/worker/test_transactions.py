@@ -44,6 +44,12 @@ def put_with_note(text: str) -> None:
     jobs.put(ReadNote(text))
 
 
+@transaction.atomic
+def put_and_raise(text: str) -> None:
+    put_with_note(text)
+    raise RuntimeError("after the put")
+
+
 # -- what a site does with a put ----------------------------------------------
 
 
@@ -100,9 +106,8 @@ def test_a_job_put_in_a_long_transaction_starts_after_its_commit_and_sees_its_da
 
 def test_a_job_put_in_a_block_that_raises_never_runs(worker, read):
     worker(topics=[TOPIC])
-    with pytest.raises(RuntimeError, match="after the put"), transaction.atomic():
-        put_with_note("of the block")
-        raise RuntimeError("after the put")
+    with pytest.raises(RuntimeError, match="after the put"):
+        put_and_raise("of the block")
 
     assert_only_the_next_job_runs(read)
 
@@ -111,9 +116,8 @@ def test_a_job_put_before_a_savepoint_that_rolls_back_runs_and_one_put_in_it_doe
     worker(topics=[TOPIC])
     with transaction.atomic():
         put_with_note("before")
-        with pytest.raises(RuntimeError, match="in the savepoint"), transaction.atomic():
-            put_with_note("inside")
-            raise RuntimeError("in the savepoint")
+        with pytest.raises(RuntimeError, match="after the put"):
+            put_and_raise("in the savepoint")
         put_with_note("after")
 
     wait_until(lambda: len(read) == 2, because="both committed jobs run")

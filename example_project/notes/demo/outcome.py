@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         yield "lost", f"{self.lost:,}", ""
         counts = f"equal an independent count, {self.different:,} do not"
         yield "word counts", f"{self.equal:,}", counts
-        speed = f"in {self.seconds:.1f} s, with the kill and the wait for its leases"
+        speed = f"in {self.seconds:.1f} s: puts, kill and the wait for its leases included"
         yield "jobs per second", f"{self.jobs_per_second:,.0f}", speed
 
     def faults(self) -> list[str]:
@@ -75,7 +75,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(
     puts: list[Put],
-    rolled_back: list[str],
+    rolled_back: int,
     runs: Counter[int],
     *,
     skipped: int,
@@ -95,7 +95,7 @@ def check(
     jobs_left = set(status) - {put.job_id for put in puts}
     return Outcome(
         puts=len(puts),
-        rolled_back=len(rolled_back),
+        rolled_back=rolled_back,
         left_by_rolled_back=len(notes_left) + len(jobs_left),
         skipped=skipped,
         left_by_killed=left_by_killed,

@@ -53,7 +53,7 @@ class DemoRun:
         self._folder = folder
         self._screen = screen
         self._puts: list[Put] = []
-        self._rolled_back: list[str] = []
+        self._rolled_back = 0
         self._skipped = 0
         self._workers: list[Worker] = []
         self._left_by_killed = 0
@@ -113,7 +113,7 @@ class DemoRun:
                 if roll_back:
                     raise RolledBackOnPurpose
         except RolledBackOnPurpose:
-            self._rolled_back.append(file.name)
+            self._rolled_back += 1
             return
         if job_id is None:
             raise CommandError(f"no job was put for {file.name}: its key was there already")

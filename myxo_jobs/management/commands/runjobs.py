@@ -14,13 +14,11 @@ from typing import Any
 import msgspec
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 from django.utils.autoreload import get_child_arguments
 
-from myxo_jobs import queue
-from myxo_jobs.conf import settings
+from myxo_jobs import checks, queue
 from myxo_jobs.databases import database_of
-from myxo_jobs.models import Job
 from myxo_jobs.worker import Supervisor, Worker
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -56,45 +54,45 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         _check(options)
-        alias = options["using"] or queue.alias()
-        _check_table(alias)
+        try:
+            worker = _make_worker(options, watchdog=options["processes"] is None)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+        _refuse_what_cannot_work(worker)
         _show_events()
-        count = options["processes"]
-        if count is None:
-            self._run_alone(options)
-            return
-        try:
-            _make_worker(options)  # so that a wrong option ends the command, not each worker
-            supervisor = Supervisor(
-                count,
-                lambda board: _make_worker(options, board=board),
-                alias=alias,
-                grace=_grace(options),
-                drain=options["drain"],
-            )
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
-        status = supervisor.run()
-        if status:
-            sys.exit(status)
+        if options["processes"] is None:
+            _run_alone(worker)
+        else:
+            _run_under_a_supervisor(worker, options)
 
-    def _run_alone(self, options: dict[str, Any]) -> None:
-        try:
-            worker = _make_worker(options, watchdog=True)
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                signal.signal(number, _Stop(worker))
-        _charge_timed_out(worker.alias)
-        worker.start()
-        while not worker.join(WAIT_SECONDS):
-            pass
-        if worker.worn and not worker.was_stopped:
-            _start_afresh(worker)
-        if any(thread.name.startswith("myxo_jobs") for thread in threading.enumerate()):
-            # A handler did not end within the grace; its job was given back.
-            _exit_now(0)
+
+def _run_alone(worker: Worker) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, _Stop(worker))
+    _charge_timed_out(worker.alias)
+    worker.start()
+    while not worker.join(WAIT_SECONDS):
+        pass
+    if worker.worn and not worker.was_stopped:
+        _start_afresh(worker)
+    if any(thread.name.startswith("myxo_jobs") for thread in threading.enumerate()):
+        # A handler did not end within the grace; its job was given back.
+        _exit_now(0)
+
+
+def _run_under_a_supervisor(pattern: Worker, options: dict[str, Any]) -> None:
+    """Run worker processes made like `pattern`, which itself is never started."""
+    supervisor = Supervisor(
+        options["processes"],
+        lambda board: _make_worker(options, board=board),
+        alias=pattern.alias,
+        grace=pattern.grace,
+        drain=pattern.drain,
+    )
+    status = supervisor.run()
+    if status:
+        sys.exit(status)
 
 
 def _make_worker(options: dict[str, Any], **more: Any) -> Worker:
@@ -110,11 +108,6 @@ def _make_worker(options: dict[str, Any], **more: Any) -> Worker:
         max_rss=options["max_rss"],
         **more,
     )
-
-
-def _grace(options: dict[str, Any]) -> float:
-    grace: float | None = options["grace"]
-    return settings().grace_seconds if grace is None else grace
 
 
 class _TimedOut(msgspec.Struct, frozen=True):
@@ -206,22 +199,22 @@ def _check(options: dict[str, Any]) -> None:
         raise CommandError(f"--poll takes seconds above 0, not {options['poll']}")
 
 
-def _check_table(alias: str) -> None:
-    """Refuse to run without the table; a database that is away now is waited for."""
+def _refuse_what_cannot_work(worker: Worker) -> None:
+    """Raise CommandError for a database in which this worker could not do its jobs.
+
+    One that is away now is waited for.
+    """
+    alias = worker.alias
+    found = checks.memory(alias)
+    found += checks.pool_too_small(alias, checks.connections_needed(worker.handlers))
     try:
-        connection = database_of(alias).open(alias)
-    except (DatabaseError, InterfaceError):
-        return
-    try:
-        tables = connection.introspection.table_names()
-    except (DatabaseError, InterfaceError):
-        return
+        found += checks.table(alias)
+    except (OperationalError, InterfaceError):
+        pass
     finally:
-        connection.close()
-    if Job._meta.db_table not in tables:
-        raise CommandError(
-            f"the table {Job._meta.db_table} is not in database {alias!r}: run manage.py migrate"
-        )
+        connections[alias].close()
+    if found:
+        raise CommandError("\n".join(f"{message.msg} {message.hint}" for message in found))
 
 
 def _show_events() -> None:

@@ -1,0 +1,8 @@
+"""The admin's screens. Only the admin's autodiscover imports them."""
+
+from django.contrib import admin
+
+from myxo_jobs.admin.jobs import JobAdmin
+from myxo_jobs.models import Job
+
+admin.site.register(Job, JobAdmin)

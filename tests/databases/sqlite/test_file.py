@@ -1,0 +1,145 @@
+"""What only a SQLite file does: one writer at a time, and a version that moves."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+from django.test import TestCase
+
+from myxo_jobs import Jobs, OwnTransactionImpossible
+from myxo_jobs.databases import database_of
+from myxo_jobs.models import Job
+from tests.app.jobs import Work
+from tests.app.models import Note
+from tests.rig import in_threads
+
+jobs = Jobs()
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_put_of_its_own_transaction_inside_one_is_refused_at_once():
+    began = time.monotonic()
+    with transaction.atomic():
+        with pytest.raises(OwnTransactionImpossible, match="wait for that transaction"):
+            jobs.put(Work("own"), tx=None)
+        Note.objects.create(text="the transaction goes on")
+    assert time.monotonic() - began < 1
+    assert (Job.objects.count(), Note.objects.count()) == (0, 1)
+
+
+def test_a_put_of_its_own_transaction_with_autocommit_off_is_refused_at_once():
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises(OwnTransactionImpossible):
+            jobs.put(Work("own"), tx=None)
+        connection.rollback()
+    finally:
+        connection.set_autocommit(True)
+
+
+class InTestCase(TestCase):
+    def test_inside_a_block_of_the_code_under_test_it_is_refused_as_in_life(self) -> None:
+        with transaction.atomic(), pytest.raises(OwnTransactionImpossible):
+            jobs.put(Work("own"), tx=None)
+
+    def test_there_is_no_wake_up_to_send(self) -> None:
+        with self.captureOnCommitCallbacks() as callbacks:
+            jobs.put(Work("w"))
+            jobs.put_many([Work("w")])
+        assert callbacks == []
+
+
+@pytest.fixture
+def written_elsewhere():
+    """Hold the file's write lock in another thread: `written_elsewhere(seconds)`."""
+    threads: list[threading.Thread] = []
+
+    def hold(seconds: float) -> None:
+        locked = threading.Event()
+
+        def write() -> None:
+            with transaction.atomic():
+                Note.objects.create(text="a slow writer")
+                locked.set()
+                time.sleep(seconds)
+            connections.close_all()
+
+        threads.append(threading.Thread(target=write))
+        threads[-1].start()
+        assert locked.wait(10)
+
+    yield hold
+    for thread in threads:
+        thread.join()
+
+
+def test_a_put_waits_for_another_writer(written_elsewhere):
+    written_elsewhere(0.5)
+    began = time.monotonic()
+
+    assert jobs.put(Work("patient"))
+    assert time.monotonic() - began > 0.3
+
+
+def test_a_put_that_waits_longer_than_the_project_allows_raises_and_puts_nothing(
+    written_elsewhere,
+):
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA busy_timeout = 100")
+    try:
+        written_elsewhere(1.0)
+        with pytest.raises(OperationalError, match="locked"):
+            jobs.put(Work("impatient"))
+    finally:
+        connection.close()
+    assert not Job.objects.exists()
+
+
+def test_a_claim_waits_for_another_writer(make_job, claim_one, written_elsewhere):
+    make_job("receipts")
+    written_elsewhere(0.5)
+
+    assert claim_one("receipts").attempt == 1
+
+
+def test_a_listener_sees_the_commit_of_another_connection(make_job):
+    listener = database_of("default").listen("default")
+    try:
+        assert listener.wait(0.1) == set()
+        in_threads(lambda: jobs.put(Work("w")))
+        assert listener.wait(5) is None
+        assert listener.wait(0.1) == set()
+        with transaction.atomic():
+            jobs.put(Work("w"))
+            assert listener.wait(0.1) == set()
+        assert listener.wait(5) is None
+    finally:
+        listener.close()
+
+
+def test_the_worker_s_own_connection_does_not_wait_for_the_drive_and_ours_does_as_set():
+    own = database_of("default").open("default")
+    try:
+        with own.cursor() as cursor:
+            assert cursor.execute("PRAGMA synchronous").fetchone()[0] == 1
+            assert cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    finally:
+        own.close()
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_without_wal_the_worker_s_own_connection_keeps_the_project_s_setting(monkeypatch, tmp_path):
+    """NORMAL may corrupt a file in another journal mode, so FULL stays."""
+    settings = connections["other"].settings_dict
+    monkeypatch.setitem(settings, "NAME", str(tmp_path / "other.sqlite3"))
+    monkeypatch.setitem(settings, "OPTIONS", {})
+    own = database_of("other").open("other")
+    try:
+        with own.cursor() as cursor:
+            assert cursor.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
+            assert cursor.execute("PRAGMA synchronous").fetchone()[0] == 2
+    finally:
+        own.close()

@@ -1,0 +1,533 @@
+"""The docs say what is there: their blocks run, and their reference is complete."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener
+
+import msgspec
+import pytest
+from django.conf import settings
+from django.core.management.base import BaseCommand
+from django.db import connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import ConnectionHandler
+
+import myxo_jobs
+from myxo_jobs import CALLER, Jobs, Run, checks, errors, job, queue, testing
+from myxo_jobs.conf import Settings
+from myxo_jobs.management.commands.runjobs import Command
+from myxo_jobs.models import Job
+from tests.docs.pages import (
+    DOCS,
+    PAGES,
+    README,
+    Block,
+    blocks,
+    blocks_of,
+    code_in,
+    first_cells,
+    section,
+)
+from tests.docs.reader import Reader
+from tests.rig import ROOT, wait_until
+
+runjobs = Command()
+
+# -- what a reader does -------------------------------------------------------
+
+# Blocks that need a package index or a machine of their own: where each is held instead.
+RUN_ELSEWHERE = {
+    "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/python manage.py demo": (
+        "test_the_demo_of_the_readme_ends_with_nothing_lost"
+    ),
+    ".venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest": ".ci/run",
+    "pip install '/path/to/myxo_jobs[postgres]'": "tests/test_wheel.py",
+    "python3 -m venv .venv\n. .venv/bin/activate\npip install /path/to/myxo_jobs": (
+        "tests/test_wheel.py"
+    ),
+}
+# Their settings are of databases that are not the one under test.
+POSTGRESQL_PAGE = DOCS / "how-to/use-postgresql.md"
+SQLITE_PAGE = DOCS / "how-to/use-sqlite.md"
+
+
+def place_elsewhere(block: Block) -> str | None:
+    """Return where else a block is held, None when the reader of its page runs it."""
+    if block.language == "sql":
+        return "test_every_sql_statement_runs_on_a_real_table"
+    if block.language in ("ini", "dockerfile"):
+        return "test_every_runjobs_in_the_docs_has_options_that_there_are"
+    if not block.language and block.page.parent.name == "explanation":
+        return "test_the_drawings_show_the_steps_that_there_are"
+    if block.page == POSTGRESQL_PAGE and block.file:
+        return "test_the_databases_that_the_postgresql_page_shows_are_ones_that_django_takes"
+    if block.page == SQLITE_PAGE and block.file:
+        return "test_the_database_that_the_sqlite_page_shows_is_as_the_checks_advise"
+    if block.page.name == "contributing.md":
+        return ".ci/run"
+    return RUN_ELSEWHERE.get(block.text.strip())
+
+
+@pytest.fixture
+def reader(tmp_path: Path, empty_database: dict[str, Any]) -> Iterator[Reader]:
+    """Somebody with an empty folder; on SQLite the project's own settings choose the file."""
+    reader = Reader(tmp_path, None if settings.DATABASE == "sqlite" else empty_database)
+    yield reader
+    reader.close()
+
+
+def read(
+    reader: Reader, page: Path, by_hand: Mapping[str, Callable[[Reader], None]] | None = None
+) -> None:
+    """Do each block of a page that is not run elsewhere."""
+    for block in blocks_of(page):
+        if place_elsewhere(block) is None:
+            reader.do(block, by_hand or {})
+
+
+def retry_in_the_admin(reader: Reader) -> None:
+    site = f"http://127.0.0.1:{reader.port}"
+    browser = build_opener(HTTPCookieProcessor(CookieJar()))
+
+    def post(page: str, address: str, **fields: str) -> str:
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
+        assert token, page
+        form = urlencode({"csrfmiddlewaretoken": token[1], **fields})
+        return browser.open(site + address, form.encode()).read().decode()
+
+    def open_list() -> str:
+        try:
+            return browser.open(f"{site}/admin/myxo_jobs/job/?status=failed").read().decode()
+        except OSError:
+            return ""
+
+    login = wait_until(open_list, because="runserver answers", within=30)
+    address = "/admin/login/?next=/admin/myxo_jobs/job/%3Fstatus%3Dfailed"
+    jobs = post(login, address, username="ada", password="choose-a-better-one")
+    assert "ZeroDivisionError: division by zero" in jobs
+    assert "Retry selected jobs" in jobs
+    ids = re.findall(r'name="_selected_action" value="(\d+)"', jobs)
+    assert len(ids) == 1
+    after = post(
+        jobs,
+        "/admin/myxo_jobs/job/?status=failed",
+        action="retry",
+        _selected_action=ids[0],
+        index="0",
+    )
+    assert "Retried 1 job." in after
+    reader.run(  # the reader is slower than the worker
+        'python -c "import django, time; django.setup(); from notes.jobs import jobs; '
+        f'[time.sleep(0.1) for _ in range(100) if jobs.get({ids[0]})]"'
+    )
+
+
+def test_the_tutorial_works_as_printed(reader: Reader):
+    read(
+        reader,
+        DOCS / "tutorial.md",
+        {
+            "retry in the admin": retry_in_the_admin,
+            "press Ctrl-C": lambda reader: reader.press_ctrl_c("runjobs"),
+        },
+    )
+
+
+NOTES = """
+from django.db import models
+
+class Note(models.Model):
+    text = models.TextField()
+    words = models.IntegerField(null=True)
+"""
+OTHER_DATABASE = """
+DATABASES["other"] = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+"""
+GIVEN = """
+from django.db import transaction
+from notes.jobs import *
+from notes.models import Note
+note = Note.objects.create(text="three short words")
+
+def create_order(using):
+    transaction.get_connection(using).cursor().execute("create table an_order (id integer)")
+    return note.pk
+"""
+SAVE_ONE_AND_ROLL_ONE_BACK = """
+>>> import time
+>>> from django.db import transaction
+>>> from notes.jobs import Note, jobs, save_and_count
+>>> note = Note(text="three short words")
+>>> save_and_count(note)
+>>> with transaction.atomic():
+...     save_and_count(Note(text="never saved"))
+...     transaction.set_rollback(True)
+>>> deadline = time.monotonic() + 20
+>>> while note.words is None and time.monotonic() < deadline:
+...     time.sleep(0.02)
+...     note.refresh_from_db()
+>>> note.words, Note.objects.count()
+(3, 1)
+>>> from myxo_jobs.models import Job
+>>> while Job.objects.exists() and time.monotonic() < deadline:
+...     time.sleep(0.02)
+>>> Job.objects.count()
+0
+"""
+
+
+@pytest.fixture
+def reader_with_notes(reader: Reader) -> Reader:
+    """A reader who has a project already, with the app `notes` that the README speaks of."""
+    reader.run("django-admin startproject mysite .")
+    reader.write("notes/__init__.py", "")
+    reader.write("notes/migrations/__init__.py", "")
+    reader.write("notes/models.py", NOTES)
+    reader.write("given.py", 'from mysite.settings import *\nINSTALLED_APPS += ["notes"]\n')
+    reader.run("python manage.py makemigrations notes --settings given")
+    return reader
+
+
+def test_the_twenty_lines_of_the_readme_work_as_printed(reader_with_notes: Reader):
+    read(reader_with_notes, README)
+    reader_with_notes.type(SAVE_ONE_AND_ROLL_ONE_BACK, "after the README")
+    reader_with_notes.press_ctrl_c("runjobs")
+
+
+OTHER_PAGES = [page for page in PAGES if page not in (README, DOCS / "tutorial.md")]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in OTHER_PAGES if any(not place_elsewhere(b) for b in blocks_of(page))],
+    ids=lambda page: page.stem,
+)
+def test_each_block_of_a_page_runs_in_the_project_of_the_readme(
+    reader_with_notes: Reader, page: Path
+):
+    reader = reader_with_notes
+    for block in blocks_of(README):
+        if block.file:
+            reader.write(block.file, block.text)
+    reader.write("mysite/settings.py", OTHER_DATABASE)
+    reader.run("python manage.py migrate")
+    reader.given = GIVEN
+    read(reader, page)
+
+
+def test_each_place_where_a_block_runs_elsewhere_is_there():
+    places = {place_elsewhere(block) for page in PAGES for block in blocks_of(page)} - {None}
+
+    missing = {place for place in places if place not in globals() and not (ROOT / place).exists()}
+    assert missing == set()
+
+
+def test_every_block_that_runs_elsewhere_is_still_on_a_page():
+    texts = {block.text.strip() for page in PAGES for block in blocks_of(page)}
+
+    assert set(RUN_ELSEWHERE) - texts == set()
+
+
+def test_the_demo_of_the_readme_ends_with_nothing_lost(tmp_path: Path):
+    """The README's first command without its installing, on a small folder."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(100):
+        (texts / f"{number}.txt").write_text(f"text number {number} " * 200)
+
+    done = subprocess.run(
+        [sys.executable, "manage.py", "demo", str(texts)],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "example_project.settings",
+            "DATABASE_URL": f"sqlite:///{tmp_path}/db.sqlite3",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\s*lost +0\b", done.stdout, re.MULTILINE), done.stdout
+
+
+# -- SQL, settings, commands --------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("place", "statement"),
+    [
+        (block.place, statement)
+        for block in blocks("sql")
+        for statement in re.sub(r"--.*", "", block.text).split(";")
+        if statement.strip()
+    ],
+)
+def test_every_sql_statement_runs_on_a_real_table(
+    place: str, statement: str, make_job: Callable[..., Any]
+):
+    """As it stands, by the driver itself, and it meets the row it speaks of."""
+    make_job("notes.CountWords", status="failed", id=42)
+    make_job("notes.CountWords")
+    connection.ensure_connection()
+    cursor = connection.connection.cursor()
+
+    cursor.execute(statement)
+    rows = cursor.fetchall() if cursor.description else [None] * cursor.rowcount
+
+    assert rows, f"{place}: {statement}"
+    cursor.close()
+
+
+def databases_in(page: Path, **names: Any) -> Iterator[BaseDatabaseWrapper]:
+    """Yield a connection of each alias in the settings that a page shows."""
+    for block in blocks_of(page):
+        if block.file == "mysite/settings.py":
+            exec(block.text, names)
+            connections = ConnectionHandler(names["DATABASES"])
+            yield from (connections[alias] for alias in names["DATABASES"])
+
+
+@pytest.mark.django_db
+def test_the_database_that_the_sqlite_page_shows_is_as_the_checks_advise(tmp_path: Path):
+    (shown,) = databases_in(SQLITE_PAGE, BASE_DIR=tmp_path)
+    with closing(shown), shown.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode")
+        assert cursor.fetchone() == ("wal",)
+        assert shown.transaction_mode == "IMMEDIATE"  # type: ignore[attr-defined]
+
+
+def test_the_databases_that_the_postgresql_page_shows_are_ones_that_django_takes():
+    shown = list(databases_in(POSTGRESQL_PAGE))
+    assert [database.alias for database in shown] == ["default", "default", "direct", "default"]
+    for database in shown:
+        assert database.get_connection_params()["dbname"] == "mysite"
+    assert shown[-1].pool.max_size == 20  # type: ignore[attr-defined]
+
+
+def test_every_runjobs_in_the_docs_has_options_that_there_are():
+    found = []
+    for page in PAGES:
+        text = page.read_text().replace('", "', " ")
+        for options in re.findall(r"manage\.py runjobs((?: --?[\w-]+(?: [\w.,]+)?)*)", text):
+            runjobs.create_parser("manage.py", "runjobs").parse_args(shlex.split(options))
+            found.append(options)
+
+    assert " --grace 30" in found
+    assert len(found) > 10
+
+
+def test_the_docs_give_a_worker_longer_than_its_grace():
+    page = (DOCS / "how-to/deploy-and-stop.md").read_text()
+    grace = {int(seconds) for seconds in re.findall(r'--grace(?: |", ")(\d+)', page)}
+    longer = re.findall(
+        r"(?:TimeoutStopSec=|--time |stop_grace_period: |terminationGracePeriodSeconds: )(\d+)",
+        page,
+    )
+
+    assert grace == {30}
+    assert len(longer) == 4
+    assert min(int(seconds) for seconds in longer) > max(grace) + 2
+
+
+def test_the_drawings_show_the_steps_that_there_are():
+    drawings = [block for block in blocks("") if block.page.parent.name == "explanation"]
+    assert len(drawings) == 2
+    for drawing in drawings:
+        steps = ["put", "claim", "complete", "retry", "fail", "give_back"]
+        assert [step for step in steps if not callable(getattr(queue, step))] == []
+        text = drawing.text.replace("give back", "give_back")
+        assert [step for step in steps if step not in text] == [], drawing.place
+
+
+# -- the reference ------------------------------------------------------------
+
+JOBS = DOCS / "reference/jobs.md"
+
+
+def test_the_reference_names_each_public_name():
+    assert set(myxo_jobs.__all__) - code_in(JOBS) == set()
+    assert first_cells(JOBS, "myxo_jobs.testing") == ["run_jobs", "put_jobs", "Worker"]
+    assert set(testing.__all__) == {"run_jobs", "put_jobs", "Worker"}
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the keyword arguments of a function and their defaults, as a page writes them."""
+    return {
+        name: "CALLER" if parameter.default is CALLER else repr(parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+@pytest.mark.parametrize(("heading", "function"), [("@job", job), ("put", Jobs.put)])
+def test_the_reference_names_each_option_and_its_default(
+    heading: str, function: Callable[..., Any]
+):
+    options = defaults_of(function)
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section(JOBS, heading), re.MULTILINE)
+
+    assert dict(rows) == options
+    signature = ", ".join(f"{name}={default}" for name, default in options.items())
+    assert f"*, {signature})`" in JOBS.read_text()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Jobs.put_many, testing.run_jobs, testing.Worker],
+    ids=lambda function: function.__name__,
+)
+def test_the_reference_prints_signatures_as_they_are(function: Callable[..., Any]):
+    parameters = inspect.signature(function).parameters.values()
+    given = [
+        f"{parameter.name}={parameter.default!r}"
+        for parameter in parameters
+        if parameter.default is not parameter.empty
+    ]
+
+    assert f"{', '.join(given)})`" in JOBS.read_text()
+
+
+def test_the_reference_names_each_member_of_run():
+    members = {name for name in dir(Run) if not name.startswith("_")}
+    named = {cell.removeprefix("run.").split("(")[0] for cell in first_cells(JOBS, "The handler")}
+
+    assert members - named == set()
+
+
+def test_the_reference_names_each_method_of_jobs():
+    methods = {name for name in vars(Jobs) if not name.startswith("_")}
+    named = {name.removeprefix("jobs.").split("(")[0] for name in code_in(JOBS)}
+    named |= {name.removeprefix("await jobs.").split("(")[0] for name in code_in(JOBS)}
+
+    assert methods - named == set()
+
+
+def test_the_reference_names_each_column_and_no_other():
+    columns = [field.column for field in Job._meta.concrete_fields]
+
+    assert sorted(first_cells(DOCS / "reference/table.md", "Columns")) == sorted(columns)
+
+
+def test_the_reference_names_each_index():
+    named = first_cells(DOCS / "reference/table.md", "Indexes")
+    options = Job._meta
+
+    assert {*(i.name for i in options.indexes), *(c.name for c in options.constraints)} <= {*named}
+
+
+def test_the_reference_names_each_option_of_runjobs_and_no_other():
+    parser = runjobs.create_parser("manage.py", "runjobs")
+    django_s_own = BaseCommand().create_parser("manage.py", "x")
+    options = {flag for action in parser._actions for flag in action.option_strings}
+    options -= {flag for action in django_s_own._actions for flag in action.option_strings}
+
+    assert set(first_cells(DOCS / "reference/runjobs.md", "Options")) == options
+
+
+def test_the_reference_names_each_log_line():
+    page = (DOCS / "reference/runjobs.md").read_text()
+    package = Path(myxo_jobs.__file__).parent
+    lines = [line for path in sorted(package.rglob("*.py")) for line in log_lines(path)]
+    assert len(lines) > 15
+
+    assert [line for line in lines if f"`{line}`" not in page] == []
+
+
+def log_lines(path: Path) -> Iterator[str]:
+    """Yield what the calls of a logger, and of `tell`, in a module write, … for each value."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        words = None
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "words":
+            words = node.value
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if re.fullmatch(r"logger\.(debug|info|warning|error|exception)|(queue\.)?tell", name):
+                words = next((a for a in node.args if isinstance(a, ast.Constant)), None)
+        if isinstance(words, ast.Constant) and isinstance(words.value, str):
+            yield re.sub(r"%[.\d]*[a-z]", "…", words.value)
+
+
+def test_the_reference_names_each_setting_its_default_and_no_other():
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\d.,]+)", (DOCS / "reference/settings.md").read_text(), re.MULTILINE
+    )
+    named = {name: float(default.replace(",", "")) for name, default in rows}
+
+    assert named == msgspec.to_builtins(Settings())
+
+
+def test_the_reference_names_each_error_and_what_else_it_is():
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+?) \|", (DOCS / "reference/errors.md").read_text(), re.MULTILINE
+    )
+    named = {name: set(re.findall(r"`(\w+)`", bases)) for name, bases in rows}
+    classes = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.JobsError)
+    }
+
+    assert named.keys() == classes.keys()
+    for name, bases in named.items():
+        assert bases <= {base.__name__ for base in classes[name].__mro__}, name
+    assert {"Retry", "Snooze", "GiveUp"} <= code_in(DOCS / "reference/errors.md")
+
+
+def test_the_reference_names_each_check_and_no_other():
+    source = Path(checks.__file__).read_text()
+    ids = re.findall(r'id="(myxo_jobs\.[EW]\d+)"', source)
+
+    assert sorted(first_cells(DOCS / "reference/checks.md", "System checks")) == sorted(ids)
+
+
+# -- the whole ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path):
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+            names = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+            assert anchor in names, f"{page.name} links to {target}#{anchor}"
+
+
+def test_the_index_leads_to_every_page():
+    index = DOCS / "README.md"
+    linked = {
+        (DOCS / target).resolve() for target in re.findall(r"\]\(([^)#]+\.md)", index.read_text())
+    }
+
+    assert {page for page in PAGES if page != index} - linked == set()
+
+
+def test_the_docs_tell_the_versions_that_the_package_has():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text()
+    dependencies = (DOCS / "explanation/dependencies.md").read_text()
+    named = {re.split(r"[\[><=]", entry)[0] for entry in project["dependencies"]}
+    for extra, entries in project["optional-dependencies"].items():
+        assert f"`{extra}`" in dependencies
+        named |= {re.split(r"[\[><=]", entry)[0] for entry in entries}
+    assert {name for name in named - {"myxo-jobs"} if f"**{name}**" not in dependencies} == set()
