@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -38,6 +39,7 @@ LOOK_ON_EVERY_SECONDS = 0.01
 SETTLE_SECONDS = 0.005
 OUTAGE_LOG_SECONDS = 10.0
 RSS_EVERY_SECONDS = 1.0
+SUSPECT_PAUSE_SECONDS = 0.5
 # A run that should have ended by its timeout and the grace gets so much more before
 # the supervisor ends its process.
 OVERDUE_SECONDS = 2.0
@@ -85,6 +87,8 @@ class Worker:
         self.worn = ""
         # Runs that were interrupted, until their handler has left.
         self.timed_out: set[Claim] = set()
+        # The suspects in hand, and whether each is in the later half of its attempts.
+        self._suspects: dict[Claim, bool] = {}
         self._max_jobs = max_jobs
         self._max_rss = max_rss
         self._ended_jobs = 0
@@ -248,6 +252,7 @@ class Worker:
             outcome = self._ended.popleft()
             self._ended_jobs += 1
             self.timed_out.discard(outcome.claim)
+            self._suspects.pop(outcome.claim, None)
             by_topic[outcome.claim.handler.topic].append(outcome)
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
@@ -295,7 +300,7 @@ class Worker:
         for lane in self._lanes.values():
             if self._stopping or self.worn:
                 return
-            room = lane.room() if lane.hopeful else 0
+            room = min(lane.room(), self._jobs_left()) if lane.hopeful else 0
             if not room:
                 continue
             began = time.monotonic()
@@ -303,8 +308,34 @@ class Worker:
             claims = self._claim_for(lane, room, began)
             if claims:
                 lane.hopeful = True
-                lane.take(claims)
                 self._look_on(began)
+                if self._must_wait(claims[0]):
+                    lane.suspects_after = began + SUSPECT_PAUSE_SECONDS
+                    self._give_back(claims)
+                else:
+                    lane.take(claims)
+
+    def _jobs_left(self) -> int:
+        """Return how many more jobs this process may run."""
+        if self._max_jobs is None:
+            return sys.maxsize
+        in_hand = sum(lane.in_hand for lane in self._lanes.values())
+        return max(self._max_jobs - self._ended_jobs - in_hand, 0)
+
+    def _must_wait(self, claim: Claim) -> bool:
+        """Tell whether a suspect may not run beside those in hand; take note of one that may.
+
+        Of jobs whose workers died, one may be the killer and the others bystanders, each
+        time charged with it. So in the later half of its attempts a suspect runs as the
+        only one of its process.
+        """
+        if not claim.suspect:
+            return False
+        is_late = claim.attempt > claim.handler.attempts / 2
+        if is_late and self._suspects:
+            return True
+        self._suspects[claim] = is_late
+        return False
 
     def _claim_for(self, lane: Lane, room: int, now: float) -> list[Claim]:
         connection = self._own()
@@ -325,7 +356,12 @@ class Worker:
     def _may_take_suspects(self, lane: Lane, now: float) -> bool:
         # A suspect starts at once or is not taken. And after an outage the living
         # holders renew first: what looks expired then is mostly theirs.
-        return lane.has_free_slot() and self._outage_since is None and now >= lane.suspects_after
+        return (
+            lane.has_free_slot()
+            and self._outage_since is None
+            and now >= lane.suspects_after
+            and not any(self._suspects.values())
+        )
 
     def _own(self) -> BaseDatabaseWrapper:
         if self._connection is None:
