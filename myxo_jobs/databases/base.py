@@ -70,6 +70,8 @@ class Database(ABC):
     sends_wakeups: bool
     #: Whether another connection can write while a transaction that wrote is open.
     can_write_beside: bool
+    #: OPTIONS of the worker's own connections that the project does not give.
+    own_options: Mapping[str, Any] = {}
     #: SQL of the statement's moment.
     now: str
     #: SQL of "neither failed nor done", by which the claim index is used.
@@ -83,7 +85,8 @@ class Database(ABC):
         Raises OperationalError when the database cannot be reached.
         """
         settings = dict(connections[alias].settings_dict)
-        options = {name: value for name, value in settings["OPTIONS"].items() if name != "pool"}
+        options = self.own_options | settings["OPTIONS"]
+        options.pop("pool", None)
         settings |= {"CONN_MAX_AGE": None, "OPTIONS": options}
         connection: BaseDatabaseWrapper = type(connections[alias])(settings, alias=alias)
         connection.inc_thread_sharing()  # whoever stops a thread may close its connection

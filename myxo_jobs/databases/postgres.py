@@ -179,7 +179,19 @@ PASSING_WORDS = frozenset(
 LASTING_CALLS = ("set_config", "pg_advisory_lock", "pg_try_advisory_lock")
 
 
+# A network that drops packets without a word is noticed within 15 seconds, also by a
+# session that waits for an answer (libpq, "Parameter Key Words").
+NOTICE_A_DEAD_NETWORK = {
+    "connect_timeout": 10,
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 12_000,
+}
+
+
 class PostgreSQL(Database):
+    own_options = NOTICE_A_DEAD_NETWORK
     sends_wakeups = True
     can_write_beside = True
     now = "statement_timestamp()"

@@ -73,10 +73,10 @@ class HandlerConnections:
             return False
         if connection.connection is None:
             return True
-        if not connection.autocommit:
+        if connection.errors_occurred or not connection.autocommit:
             return False
         if not is_supported(connection):
-            return not connection.errors_occurred
+            return True
         return database_of(connection).is_fit(connection)
 
     def _replace(self, alias: str) -> None:
