@@ -117,6 +117,7 @@ def handler_of(topic: str, **arguments: Any) -> Handler:
         attempts=10,
         lease=30.0,
         backoff=1.0,
+        timeout=None,
         atomic=False,
         priority=0,
         takes_run=False,
