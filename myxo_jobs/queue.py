@@ -310,7 +310,7 @@ def renew_for(connection: BaseDatabaseWrapper, claims: Sequence[tuple[Held, floa
     )
 
 
-def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
+def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[int]:
     """Return the ids of those claims that nobody has taken over and nobody deleted."""
     return database_of(connection).still_held(connection, [claim.held for claim in claims])
 
@@ -407,26 +407,22 @@ class Left(Held, Protocol):
     def is_last_attempt(self) -> bool: ...
 
 
-def charge_timeouts(connection: BaseDatabaseWrapper, runs: Sequence[Left]) -> None:
+def charge_timeouts(connection: BaseDatabaseWrapper, runs: Sequence[Left]) -> set[int]:
     """Record runs that their timeout could not end: failed attempts."""
     error = "JobTimeout: it took longer than its timeout, and could not be interrupted"
     last = [(run, error, "") for run in runs if run.is_last_attempt]
     others = [(run, run.pause, error, "") for run in runs if not run.is_last_attempt]
-    if last:
-        fail(connection, last)
-    if others:
-        retry(connection, others)
+    failed = fail(connection, last) if last else set()
+    return failed | retry(connection, others) if others else failed
 
 
-def charge_deaths(connection: BaseDatabaseWrapper, runs: Sequence[Left], cause: str) -> None:
+def charge_deaths(connection: BaseDatabaseWrapper, runs: Sequence[Left], cause: str) -> set[int]:
     """Record runs whose worker died: the attempt counts, and the next one can start now."""
     error = f"WorkerLost: {cause}"
     last = [(run, error, "") for run in runs if run.is_last_attempt]
     others = [(run, error) for run in runs if not run.is_last_attempt]
-    if last:
-        fail(connection, last)
-    if others:
-        expire(connection, others)
+    failed = fail(connection, last) if last else set()
+    return failed | expire(connection, others) if others else failed
 
 
 def fail_unrun(
@@ -479,10 +475,29 @@ def give_back(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[in
     )
 
 
+def leave(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[int]:
+    """Give back suspects that were not started; the attempt does not count.
+
+    Their leases end now: given back plainly, they would be suspects no more, be claimed
+    beside others again and, with their attempts used up, once too often. Nobody has the
+    token that stays behind.
+    """
+    database = database_of(connection)
+    return database.update_held(
+        connection,
+        f"worker = worker || '/left', lease_until = {database.now}, "
+        f"attempts = {_one_less(database)}",
+        {},
+        [claim.held for claim in claims],
+        flush=True,
+    )
+
+
 def held_under(connection: BaseDatabaseWrapper, prefix: str) -> list[tuple[int, str]]:
     """Return (id, token) of all claims of one worker. A walk over the whole table."""
-    rows = Job.objects.using(connection.alias).filter(worker__startswith=f"{prefix}.")
-    return list(rows.values_list("pk", "worker"))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT id, worker FROM myxo_jobs WHERE worker LIKE %s", [f"{prefix}.%"])
+        return list(cursor.fetchall())
 
 
 def _one_less(database: Database) -> str:

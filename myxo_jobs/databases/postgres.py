@@ -312,6 +312,8 @@ class PostgreSQL(Database):
         condition: str = "true",
         flush: bool,
     ) -> set[int]:
+        if not held:
+            return set()
         types = {"number": "double precision", "text": "text"}
         columns = "".join(f", {name} {types[type_]}" for name, type_ in values.items())
         names = ("id", "token", *values)

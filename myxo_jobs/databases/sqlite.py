@@ -230,6 +230,8 @@ class SQLite(Database):
         condition: str = "true",
         flush: bool,
     ) -> set[int]:
+        if not held:
+            return set()
         names = ("id", "token", *values)
         columns = ", ".join(
             f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(names)

@@ -20,8 +20,8 @@ from myxo_jobs.queue import Claim
 PLACES = 16_384
 PREFIX_BYTES = 64
 
-FREE, CLAIMED, STARTED = 0, 1, 2
-CLAIMING, OVERFLOWN, HAS_STARTED = 0, 1, 2
+FREE, CLAIMED, CLAIMED_SUSPECT, STARTED, INTERRUPTED = 0, 1, 2, 3, 4
+CLAIMING, HAS_STARTED, HAS_ENDED = 0, 1, 2
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -30,6 +30,8 @@ class Entry(msgspec.Struct, frozen=True):
     job_id: int
     token: str
     started: bool
+    interrupted: bool  # it ran into its timeout, and its handler has not left
+    suspect: bool  # if it has not started
     attempt: int
     attempts: int  # how many there may be
     pause: float  # before the next attempt, if this one fails
@@ -86,11 +88,13 @@ class Board:
         """Tell that a claim is under way: jobs may be held that are not on the board yet."""
         self._flags[CLAIMING] = int(is_claiming)
 
+    @property
+    def room(self) -> int:
+        """How many more claims can be told of. No more may be made."""
+        return len(self._free)
+
     def add(self, claims: Iterable[Claim]) -> None:
         for claim in claims:
-            if not self._free:
-                self._flags[OVERFLOWN] = 1  # for good: from now on the table has to be asked
-                return
             place = self._free.pop()
             self._places[claim] = place
             self._ids[place] = claim.job_id
@@ -101,7 +105,7 @@ class Board:
             self._leases[place] = claim.handler.lease
             self._lease_ends[place] = claim.lease_ends
             self._overdue_at[place] = math.inf
-            self._states[place] = CLAIMED
+            self._states[place] = CLAIMED_SUSPECT if claim.suspect else CLAIMED
 
     def start(self, claim: Claim, overdue_at: float) -> None:
         """Tell that a job's handler is about to be entered."""
@@ -110,6 +114,12 @@ class Board:
             self._overdue_at[place] = overdue_at
             self._states[place] = STARTED
             self._flags[HAS_STARTED] = 1
+
+    def interrupt(self, claim: Claim) -> None:
+        """Tell that a run is about to be interrupted by its timeout."""
+        place = self._places.get(claim)
+        if place is not None:
+            self._states[place] = INTERRUPTED
 
     def renewed(self, claims: Iterable[Claim]) -> None:
         for claim in claims:
@@ -123,6 +133,10 @@ class Board:
             self._states[place] = FREE
             self._free.append(place)
 
+    def end(self) -> None:
+        """Tell that the worker has ended by itself: a handler's `os._exit` does not."""
+        self._flags[HAS_ENDED] = 1
+
     # -- the supervisor's side -----------------------------------------------
 
     @property
@@ -132,21 +146,27 @@ class Board:
     @property
     def is_incomplete(self) -> bool:
         """Whether jobs may be held that are not on the board."""
-        return bool(self._flags[CLAIMING] or self._flags[OVERFLOWN])
+        return bool(self._flags[CLAIMING])
 
     @property
     def has_started_a_job(self) -> bool:
         return bool(self._flags[HAS_STARTED])
 
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._flags[HAS_ENDED])
+
     def entries(self) -> Iterator[Entry]:
         """Return the jobs that are held."""
         prefix = self.prefix
         for match in re.finditer(rb"[^\0]", bytes(self._states)):
-            place = match.start()
+            place, state = match.start(), match.group()[0]
             yield Entry(
                 job_id=self._ids[place],
                 token=f"{prefix}.{self._numbers[place]}",
-                started=match.group()[0] == STARTED,
+                started=state >= STARTED,
+                interrupted=state == INTERRUPTED,
+                suspect=state == CLAIMED_SUSPECT,
                 attempt=self._attempt[place],
                 attempts=self._attempts[place],
                 pause=self._pauses[place],

@@ -15,51 +15,73 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from myxo_jobs.errors import JobTimeout
 from myxo_jobs.queue import Claim
 
 _STRUCK = object()
+# How long an async run gets to leave once it was cancelled, before its process wears out.
+CANCEL_SECONDS = 1.0
+# How long after the grace a process in which a run was interrupted may take to end.
+LEAVE_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 3600.0
 
 
 class _Limit:
-    """The limit of one run: its thread, and its end by the monotonic clock."""
+    """The limit of one run: its thread, None if it is async, and its end.
 
-    def __init__(self, claim: Claim, thread_id: int, deadline: float) -> None:
+    The end is a moment of the monotonic clock.
+    """
+
+    def __init__(self, claim: Claim, thread_id: int | None, deadline: float) -> None:
         self.claim = claim
         self.thread_id = thread_id
         self.deadline = deadline
+        self.struck = False
 
 
 class TimeLimits:
     """The runs of a worker that have a timeout, and the thread that interrupts them.
 
-    `wear_out` is told of each claim that was interrupted. With `watchdog`, a run that
-    lets no other thread have the interpreter ends its process `grace` seconds after its
-    timeout: only C code can do that, and `faulthandler` has it.
+    `wear_out` is told of each claim that is about to be interrupted, and `tell` of each
+    that was. With `watchdog`, a run that lets no other thread have the interpreter ends
+    its process `grace` seconds after its timeout, and so does a lock that an interrupted
+    one has left held: only C code can do that, and `faulthandler` has it.
     """
 
-    def __init__(self, wear_out: Callable[[Claim], None], *, grace: float, watchdog: bool) -> None:
+    def __init__(
+        self,
+        wear_out: Callable[[Claim], None],
+        tell: Callable[[Claim], None],
+        *,
+        grace: float,
+        watchdog: bool,
+    ) -> None:
         self._wear_out = wear_out
+        self._tell = tell
         self._grace = grace
-        self._watchdog = watchdog
+        self._watchdog = watchdog and _has_descriptor(sys.stderr)
         self._limits: dict[_Limit, None] = {}
         self._changed = threading.Event()
         self._stopped = False
+        self._has_struck = False
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
-    @contextmanager
-    def limited(self, claim: Claim) -> Iterator[None]:
-        """Raise JobTimeout in the calling thread when the block takes too long."""
-        timeout = claim.handler.timeout or math.inf
-        limit = _Limit(claim, threading.get_ident(), time.monotonic() + timeout)
-        self._enter(limit)
+    def call(self, claim: Claim, arguments: Iterable[Any]) -> None:
+        """Call a plain handler; raise JobTimeout in it when it takes too long.
+
+        And after it where it has swallowed that: the run is a failed attempt.
+        """
+        limit = _Limit(claim, threading.get_ident(), _deadline(claim))
         struck_already = False
         try:
-            yield
+            self._enter(limit)
+            claim.handler.function(*arguments)
         except JobTimeout:
             struck_already = True
             raise
@@ -67,39 +89,53 @@ class TimeLimits:
             # Who takes the limit out has the word: this thread, and nothing will strike,
             # or the other one, and then it strikes here at the latest, not in the next job.
             if self._limits.pop(limit, _STRUCK) is _STRUCK and not struck_already:
-                for _ in range(1000):
+                while not limit.struck:
                     time.sleep(0.001)
+                time.sleep(0.001)
+                raise JobTimeout
+
+    @contextmanager
+    def watched(self, claim: Claim) -> Iterator[None]:
+        """Wear the process out when an async run has not left soon after its timeout.
+
+        It blocks the event loop, or goes on although it was cancelled.
+        """
+        limit = _Limit(claim, None, _deadline(claim) + CANCEL_SECONDS)
+        self._enter(limit)
+        try:
+            yield
+        finally:
+            self._limits.pop(limit, None)
 
     def stop(self) -> None:
         self._stopped = True
         self._changed.set()
         if self._thread is not None:
-            self._thread.join()
-        if self._watchdog:
+            # Not for ever: an interrupted handler may have left a lock held.
+            self._thread.join(1.0)
+        if self._watchdog and not self._has_struck:
             faulthandler.cancel_dump_traceback_later()
 
     def _enter(self, limit: _Limit) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._serve, name="myxo_jobs timeouts", daemon=True
-            )
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="myxo_jobs timeouts", daemon=True
+                )
+                self._thread.start()
         self._limits[limit] = None
         self._changed.set()
 
     def _serve(self) -> None:
         while not self._stopped:
-            self._changed.clear()
             limits = list(self._limits)
             next_deadline = min((limit.deadline for limit in limits), default=None)
-            if next_deadline is None:
-                self._arm_watchdog(None)
-                self._changed.wait()
-                continue
-            wait = next_deadline - time.monotonic()
-            if wait > 0:
-                self._arm_watchdog(wait + self._grace)
-                self._changed.wait(wait)
+            wait = None if next_deadline is None else next_deadline - time.monotonic()
+            if wait is None or wait > 0:
+                self._arm_watchdog(None if wait is None else wait + self._grace)
+                self._changed.wait(None if wait is None else min(wait, LONGEST_WAIT_SECONDS))
+                # After the wait, and before the limits are read: what comes now is seen.
+                self._changed.clear()
                 continue
             for limit in limits:
                 if limit.deadline <= time.monotonic():
@@ -109,17 +145,40 @@ class TimeLimits:
         if self._limits.pop(limit, _STRUCK) is _STRUCK:
             return
         self._wear_out(limit.claim)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(limit.thread_id), ctypes.py_object(JobTimeout)
-        )
+        if limit.thread_id is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(limit.thread_id), ctypes.py_object(JobTimeout)
+            )
+        limit.struck = True
+        self._arm_watchdog(self._grace + LEAVE_SECONDS)
+        self._has_struck = True
+        # Last, since a log can be slow, and its lock held by the one that was interrupted.
+        self._tell(limit.claim)
 
     def _arm_watchdog(self, seconds: float | None) -> None:
-        if not self._watchdog:
+        """Let the process end after so many seconds; None: let it live.
+
+        Once a handler was interrupted the process has to end, and nothing moves that.
+        """
+        if not self._watchdog or self._has_struck:
             return
         if seconds is None:
             faulthandler.cancel_dump_traceback_later()
         else:
-            faulthandler.dump_traceback_later(max(seconds, 0.1), exit=True)
+            seconds = min(seconds, threading.TIMEOUT_MAX)
+            faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+def _has_descriptor(stream: Any) -> bool:
+    """Tell whether a stream is a file, as `faulthandler` wants one."""
+    try:
+        return bool(stream.fileno() >= 0)
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _deadline(claim: Claim) -> float:
+    return time.monotonic() + (claim.handler.timeout or math.inf)
 
 
 def rss_mib() -> float:

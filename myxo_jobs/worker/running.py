@@ -29,7 +29,7 @@ from myxo_jobs.payloads import describe
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.limits import TimeLimits
 
-Verb = Literal["complete", "retry", "fail", "fail_unrun", "snooze", "give_back", "none"]
+Verb = Literal["complete", "retry", "fail", "fail_unrun", "snooze", "give_back", "leave", "none"]
 
 
 _NO_LIMIT = nullcontext()
@@ -63,14 +63,15 @@ class Surroundings(msgspec.Struct, frozen=True, eq=False):
     starts: Callable[[Claim], None]
 
 
-def not_to_run(claim: Claim, now: float) -> Outcome | None:
+def not_to_run(claim: Claim, around: Surroundings, now: float) -> Outcome | None:
     """Return the outcome of a claim that must not be started, None for one that may.
 
     `now` is the process's monotonic clock.
     """
-    if now >= claim.lease_ends:
-        # The process was paused, or the job waited too long: it may be another's now.
-        return Outcome(claim, "give_back")
+    if around.is_stopping() or now >= claim.lease_ends:
+        # Nothing starts any more. Or the process was paused, or the job waited too long:
+        # it may be another's now.
+        return unstarted(claim)
     if claim.suspect and claim.attempt > claim.handler.attempts:
         attempts = claim.handler.attempts
         lost = WorkerLost(
@@ -82,6 +83,11 @@ def not_to_run(claim: Claim, now: float) -> Outcome | None:
     return None
 
 
+def unstarted(claim: Claim) -> Outcome:
+    """Return the outcome of a claim that was not started. A suspect stays one."""
+    return Outcome(claim, "leave" if claim.suspect else "give_back")
+
+
 def run(claim: Claim, around: Surroundings) -> Outcome:
     """Run a job whose handler is a plain function; never raises."""
     # The one place that catches everything: whatever a handler raises, sys.exit()
@@ -91,15 +97,21 @@ def run(claim: Claim, around: Surroundings) -> Outcome:
         if isinstance(arguments, Outcome):
             return arguments
         around.starts(claim)
-        limits = around.limits if claim.handler.timeout is not None else None
-        with limits.limited(claim) if limits else _NO_LIMIT:
-            if claim.handler.atomic:
-                return _run_atomic(claim, arguments, around.alias)
-            # A fresh context: language, time zone and all context variables at their start.
-            Context().run(claim.handler.function, *arguments)
+        if claim.handler.atomic:
+            return _run_atomic(claim, arguments, around)
+        # A fresh context: language, time zone and all context variables at their start.
+        Context().run(_call, claim, arguments, around)
     except BaseException as raised:
         return outcome_of(claim, raised)
     return Outcome(claim, "complete")
+
+
+def _call(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> None:
+    """Call the handler, within its timeout: nothing but its own code is interrupted."""
+    if claim.handler.timeout is None or around.limits is None:
+        claim.handler.function(*arguments)
+    else:
+        around.limits.call(claim, arguments)
 
 
 async def run_async(claim: Claim, around: Surroundings) -> Outcome:
@@ -110,8 +122,13 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
         if isinstance(arguments, Outcome):
             return arguments
         around.starts(claim)
-        async with asyncio.timeout(claim.handler.timeout) as limit:
-            await claim.handler.function(*arguments)
+        timeout = claim.handler.timeout
+        watch = around.limits.watched(claim) if around.limits and timeout else _NO_LIMIT
+        with watch:
+            async with asyncio.timeout(timeout) as limit:
+                await claim.handler.function(*arguments)
+        if limit.expired():  # it has swallowed its cancellation
+            raise JobTimeout
     except BaseException as raised:  # as in `run`
         if isinstance(raised, TimeoutError) and limit is not None and limit.expired():
             return outcome_of(claim, JobTimeout())
@@ -168,9 +185,9 @@ def outcome_of(claim: Claim, raised: BaseException) -> Outcome:
     )
 
 
-def _run_atomic(claim: Claim, arguments: tuple[Any, ...], alias: str) -> Outcome:
+def _run_atomic(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> Outcome:
     """Run the handler in a transaction of the queue's database that ends with the job."""
-    connection = connections[alias]
+    connection = connections[around.alias]
     committed = False
 
     def note_commit() -> None:
@@ -179,8 +196,8 @@ def _run_atomic(claim: Claim, arguments: tuple[Any, ...], alias: str) -> Outcome
 
     def in_context() -> None:
         with database_of(connection).atomic_job(connection):
-            transaction.on_commit(note_commit, using=alias)
-            claim.handler.function(*arguments)
+            transaction.on_commit(note_commit, using=around.alias)
+            _call(claim, arguments, around)
             queue.complete_joined(connection, claim)
 
     try:

@@ -50,6 +50,10 @@ def _give_back(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> 
     return queue.give_back(connection, [outcome.claim for outcome in outcomes])
 
 
+def _leave(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
+    return queue.leave(connection, [outcome.claim for outcome in outcomes])
+
+
 STORES: dict[Verb, Store] = {
     "complete": _complete,
     "retry": _retry,
@@ -57,6 +61,7 @@ STORES: dict[Verb, Store] = {
     "fail_unrun": _fail_unrun,
     "snooze": _snooze,
     "give_back": _give_back,
+    "leave": _leave,
 }
 
 
@@ -193,7 +198,7 @@ def tell_of(outcome: Outcome) -> None:
         queue.tell(logging.WARNING, claim, words, name, outcome.pause)
     elif verb == "snooze":
         queue.tell(logging.INFO, claim, "snoozed next_in=%.1fs", outcome.pause)
-    elif verb == "give_back":
+    elif verb in ("give_back", "leave"):
         queue.tell(logging.WARNING, claim, "given back")
     else:
         words = "failed for good error=%s"

@@ -107,7 +107,7 @@ class ThreadSlots(Slots):
 
     def _run(self, claim: Claim, connections: HandlerConnections) -> None:
         started = time.monotonic()
-        outcome = not_to_run(claim, started)
+        outcome = not_to_run(claim, self._around, started)
         if outcome is None:
             outcome = run(claim, self._around)
             # Before anybody hears of the outcome: what the job left open may hold locks.
@@ -240,7 +240,7 @@ class AsyncSlots(Slots):
     async def _run(self, claim: Claim) -> None:
         await self._events.enter()
         started = time.monotonic()
-        outcome = not_to_run(claim, started)
+        outcome = not_to_run(claim, self._around, started)
         if outcome is None:
             outcome = await run_async(claim, self._around)
             outcome.seconds = time.monotonic() - started

@@ -15,6 +15,7 @@ import logging
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ EXIT_FAULT = 70
 TICK_SECONDS = 0.25
 # A worker renews when a third of a lease is over; it is late when two thirds are.
 LATE_BELOW = 1 / 3
+FORK_RETRY_SECONDS = 10.0
 # How long workers get, after the grace, to end by themselves.
 LEAVE_SECONDS = 2.0
 # A worker that dies so often in a row before it has started a job is replaced after
@@ -58,6 +60,8 @@ class _Child:
         self.place = place
         self.board = board
         self.overdue: set[int] = set()
+        # Killed here, because it had not ended by the end of the grace.
+        self.was_ended = False
         # Ends of leases that were renewed here, by job id.
         self.renewed: dict[int, float] = {}
 
@@ -66,7 +70,6 @@ class _Death(msgspec.Struct, frozen=True):
     """A worker process that ended, until what it held is given back."""
 
     child: _Child
-    code: int  # the exit status, or minus the signal
     cause: str
 
 
@@ -118,6 +121,7 @@ class Supervisor:
             self._stop_if_told()
             self._reap()
             self._fork_due()
+            self._end_overdue()
             self._attend()
             if not self._children and not self._to_fork and not self._deaths:
                 return 0
@@ -142,6 +146,7 @@ class Supervisor:
             os.close(self._pipe_write)
         if self._stopped_at is not None and self._is_past_leaving():
             for child in self._children.values():
+                child.was_ended = True
                 _kill(child.pid, signal.SIGKILL)
 
     def _is_past_leaving(self) -> bool:
@@ -169,10 +174,20 @@ class Supervisor:
     def _fork(self, place: int) -> None:
         self._close()
         _close_all_connections()
-        board = Board()
-        pid = os.fork()
-        if pid == 0:
-            self._be_a_worker(board)
+        _flush()
+        # A signal that the new process gets before it has its own handlers waits for them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            board = Board()
+            pid = os.fork()
+            if pid == 0:
+                self._be_a_worker(board)
+        except OSError as error:
+            logger.warning("cannot start a worker process, tries on: %s", error)
+            self._to_fork.append((place, time.monotonic() + FORK_RETRY_SECONDS))
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         self._children[pid] = _Child(pid, place, board)
 
     def _be_a_worker(self, board: Board) -> None:
@@ -186,16 +201,19 @@ class Supervisor:
             for number in STOP_SIGNALS:
                 # A terminal and a service manager signal the workers, too.
                 signal.signal(number, lambda *_: worker.request_stop())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             threading.Thread(
                 target=_drain_at_end, args=(self._pipe_read, worker), daemon=True
             ).start()
             worker.start()
             while not worker.join(0.5):
                 pass
+            board.end()
             status = EXIT_WORN if worker.worn and not worker.was_stopped else 0
         except BaseException:
             logger.exception("a worker process ended by a fault")
         finally:
+            _flush()
             os._exit(status)
 
     # -- death ---------------------------------------------------------------
@@ -214,14 +232,15 @@ class Supervisor:
 
     def _bury(self, child: _Child, code: int) -> None:
         cause = self._cause(child, code)
-        if code not in (0, EXIT_WORN):
+        has_ended = child.board.has_ended
+        if not has_ended:
             logger.warning("worker=%s pid=%d %s", child.board.prefix, child.pid, cause)
-        self._deaths.append(_Death(child, code, cause))
+        self._deaths.append(_Death(child, cause))
         self._retry_at = 0.0
-        if self._stopped_at is not None or (self._drain and code == 0):
+        if self._stopped_at is not None or (self._drain and has_ended and code == 0):
             return
         pause = 0.0
-        if code in (0, EXIT_WORN) or child.board.has_started_a_job:
+        if has_ended or child.board.has_started_a_job:
             self._early_deaths[child.place] = 0
         else:
             self._early_deaths[child.place] += 1
@@ -252,9 +271,10 @@ class Supervisor:
         if time.monotonic() < self._retry_at:
             return
         try:
-            while self._deaths:
-                self._give_back(self._deaths[0])
-                del self._deaths[0]
+            if self._deaths:
+                self._deaths = [death for death in self._deaths if not self._give_back(death)]
+                if self._deaths:
+                    self._retry_at = time.monotonic() + TICK_SECONDS
             for child in self._children.values():
                 self._look_after(child)
         except (DatabaseError, InterfaceError):
@@ -262,34 +282,55 @@ class Supervisor:
             self._close()
             self._retry_at = time.monotonic() + TICK_SECONDS * 2
 
-    def _give_back(self, death: _Death) -> None:
+    def _give_back(self, death: _Death) -> bool:
+        """Give back what a dead worker held; tell whether nothing is left to give back.
+
+        Rows that somebody else has locked are, for the next time.
+        """
         child = death.child
         entries = list(child.board.entries())
         started = [entry for entry in entries if entry.started]
-        unstarted: list[queue.Held] = [entry for entry in entries if not entry.started]
+        suspects = [entry for entry in entries if not entry.started and entry.suspect]
+        others = [entry for entry in entries if not entry.started and not entry.suspect]
+        to_give_back: list[queue.Held] = [*others]
         if child.board.is_incomplete:
             known = {entry.held for entry in entries}
             under = queue.held_under(self._own(), child.board.prefix)
-            unstarted += [_Unlisted(held) for held in under if held not in known]
-        if child.overdue:
-            # It was killed for the sake of these; the others have done nothing wrong.
-            unstarted += [entry for entry in started if entry.job_id not in child.overdue]
-            started = [entry for entry in started if entry.job_id in child.overdue]
-        if unstarted:
-            queue.give_back(self._own(), unstarted)
-        # A worker that ended by itself has left only runs that it could not interrupt.
-        if child.overdue or death.code in (0, EXIT_WORN):
-            queue.charge_timeouts(self._own(), started)
-        else:
-            queue.charge_deaths(self._own(), started, death.cause)
+            to_give_back += [_Unlisted(held) for held in under if held not in known]
+        timed_out = [e for e in started if e.interrupted or e.job_id in child.overdue]
+        killed = [e for e in started if e not in timed_out]
+        if child.overdue or child.was_ended or child.board.has_ended:
+            # It was ended, or ended by itself, and these have done nothing wrong.
+            to_give_back += killed
+            killed = []
+        held = [*to_give_back, *suspects, *timed_out, *killed]
+        if not held:
+            return True
+        connection = self._own()
+        settled = (
+            queue.give_back(connection, to_give_back)
+            | queue.leave(connection, suspects)
+            | queue.charge_timeouts(connection, timed_out)
+            | queue.charge_deaths(connection, killed, death.cause)
+        )
+        # Idle workers look at once: what was given back is due.
+        database_of(connection).notify(connection, [])
+        rest = [claim for claim in held if claim.held[0] not in settled]
+        return not rest or not queue.still_held(connection, rest)
+
+    def _end_overdue(self) -> None:
+        """Kill the workers whose jobs are long past their timeout."""
+        now = time.monotonic()
+        for child in self._children.values():
+            overdue = {e.job_id for e in child.board.entries() if e.overdue_at < now}
+            if overdue - child.overdue:
+                child.overdue |= overdue
+                _kill(child.pid, signal.SIGKILL)
 
     def _look_after(self, child: _Child) -> None:
         now = time.monotonic()
         late: list[tuple[Entry, float]] = []
         for entry in child.board.entries():
-            if entry.overdue_at < now and entry.job_id not in child.overdue:
-                child.overdue.add(entry.job_id)
-                _kill(child.pid, signal.SIGKILL)
             ends = max(entry.lease_ends, child.renewed.get(entry.job_id, 0.0))
             if ends - now < entry.lease * LATE_BELOW:
                 late.append((entry, entry.lease))
@@ -322,6 +363,13 @@ def _close_all_connections() -> None:
         connection.close()
         if hasattr(connection, "close_pool"):
             connection.close_pool()  # with its threads, which a fork would not copy
+
+
+def _flush() -> None:
+    """Write what is buffered: a fork would copy it, and `_exit` drop it."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

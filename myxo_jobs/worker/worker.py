@@ -24,7 +24,7 @@ from myxo_jobs.worker.board import Board
 from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
 from myxo_jobs.worker.limits import TimeLimits, rss_mib
-from myxo_jobs.worker.running import Outcome, Surroundings
+from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
 from myxo_jobs.worker.waking import Waking
@@ -39,7 +39,6 @@ LOOK_ON_EVERY_SECONDS = 0.01
 SETTLE_SECONDS = 0.005
 OUTAGE_LOG_SECONDS = 10.0
 RSS_EVERY_SECONDS = 1.0
-SUSPECT_PAUSE_SECONDS = 0.5
 # A run that should have ended by its timeout and the grace gets so much more before
 # the supervisor ends its process.
 OVERDUE_SECONDS = 2.0
@@ -87,8 +86,10 @@ class Worker:
         self.worn = ""
         # Runs that were interrupted, until their handler has left.
         self.timed_out: set[Claim] = set()
+        self._has_interrupted = False
         # The suspects in hand, and whether each is in the later half of its attempts.
         self._suspects: dict[Claim, bool] = {}
+        self._late_suspect_waits = False
         self._max_jobs = max_jobs
         self._max_rss = max_rss
         self._ended_jobs = 0
@@ -105,7 +106,9 @@ class Worker:
         self._settling = Settling(self._keeper.release)
         self._waking = Waking(self.alias, self._on_wake)
         self._events = EventLoop()
-        self._limits = TimeLimits(self._on_timeout, grace=self.grace, watchdog=watchdog)
+        self._limits = TimeLimits(
+            self._on_timeout, _tell_of_timeout, grace=self.grace, watchdog=watchdog
+        )
         around = Surroundings(
             alias=self.alias,
             is_stopping=lambda: self._stopping or bool(self.worn),
@@ -227,6 +230,8 @@ class Worker:
 
     def _pause(self) -> float:
         """Return how long the loop may wait, in seconds, if nothing wakes it."""
+        if self._stopping or self.worn:
+            return 0.0  # told since the turn began, and the wake-up was cleared then
         now = time.monotonic()
         moments = [self._next_look]
         for lane in self._lanes.values():
@@ -254,6 +259,8 @@ class Worker:
             self.timed_out.discard(outcome.claim)
             self._suspects.pop(outcome.claim, None)
             by_topic[outcome.claim.handler.topic].append(outcome)
+        if not self._suspects:
+            self._late_suspect_waits = False
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
             self._settling.add(outcomes)
@@ -265,7 +272,8 @@ class Worker:
         if self._max_jobs and self._ended_jobs >= self._max_jobs:
             self.wear_out(f"{self._ended_jobs} jobs have ended (--max-jobs)")
         now = time.monotonic()
-        if self._max_rss and now - self._rss_checked > RSS_EVERY_SECONDS:
+        # Not before it has run a job: a fresh process would be as large, and so on.
+        if self._max_rss and self._ended_jobs and now - self._rss_checked > RSS_EVERY_SECONDS:
             self._rss_checked = now
             rss = rss_mib()
             if rss > self._max_rss:
@@ -276,7 +284,10 @@ class Worker:
             self._give_back(lane.take_back_late())
 
     def _give_back(self, claims: Iterable[Claim]) -> None:
-        self._settling.add(Outcome(claim, "give_back") for claim in claims)
+        """Give back claims that were not started."""
+        for claim in claims:
+            self._suspects.pop(claim, None)
+            self._settling.add([unstarted(claim)])
 
     def _look(self) -> None:
         """Ask once for all topics which have something due."""
@@ -300,7 +311,7 @@ class Worker:
         for lane in self._lanes.values():
             if self._stopping or self.worn:
                 return
-            room = min(lane.room(), self._jobs_left()) if lane.hopeful else 0
+            room = min(lane.room(), self._room_here()) if lane.hopeful else 0
             if not room:
                 continue
             began = time.monotonic()
@@ -310,17 +321,18 @@ class Worker:
                 lane.hopeful = True
                 self._look_on(began)
                 if self._must_wait(claims[0]):
-                    lane.suspects_after = began + SUSPECT_PAUSE_SECONDS
+                    self._late_suspect_waits = True
                     self._give_back(claims)
                 else:
                     lane.take(claims)
 
-    def _jobs_left(self) -> int:
-        """Return how many more jobs this process may run."""
+    def _room_here(self) -> int:
+        """Return how many more jobs this process may claim now, for all topics together."""
+        room = sys.maxsize if self._board is None else self._board.room
         if self._max_jobs is None:
-            return sys.maxsize
+            return room
         in_hand = sum(lane.in_hand for lane in self._lanes.values())
-        return max(self._max_jobs - self._ended_jobs - in_hand, 0)
+        return min(room, max(self._max_jobs - self._ended_jobs - in_hand, 0))
 
     def _must_wait(self, claim: Claim) -> bool:
         """Tell whether a suspect may not run beside those in hand; take note of one that may.
@@ -361,6 +373,7 @@ class Worker:
             and self._outage_since is None
             and now >= lane.suspects_after
             and not any(self._suspects.values())
+            and not self._late_suspect_waits
         )
 
     def _own(self) -> BaseDatabaseWrapper:
@@ -433,10 +446,16 @@ class Worker:
             self._board.start(claim, overdue_at)
 
     def _on_timeout(self, claim: Claim) -> None:
-        """Take note of a run that is about to be interrupted; called in the limits' thread."""
+        """Take note of a run that is about to be interrupted; called in the limits' thread.
+
+        Logs nothing: a log can be slow, and this must not be.
+        """
         self.timed_out.add(claim)
-        queue.tell(logging.WARNING, claim, "timed out after %gs", claim.handler.timeout)
-        self.wear_out(f"a handler of {claim.handler.topic} was interrupted")
+        if self._board is not None:
+            self._board.interrupt(claim)
+        self._has_interrupted = True
+        self.worn = self.worn or f"a run of {claim.handler.topic} was interrupted"
+        self._wake.set()
 
     def _on_wake(self, topics: set[str] | None) -> None:
         """Take a wake-up; called in the listener's thread."""
@@ -464,7 +483,7 @@ class Worker:
         while True:
             self._wake.clear()
             # A worker that is only worn lets its jobs end, however long they take.
-            if deadline == math.inf and (self._stopping or self.timed_out):
+            if deadline == math.inf and (self._stopping or self._has_interrupted):
                 deadline = time.monotonic() + self.grace
                 logger.info("worker=%s drains grace=%gs", self._tokens.prefix, self.grace)
             for lane in self._lanes.values():
@@ -492,7 +511,8 @@ class Worker:
         """
         self._take_in()
         left_alone = self._settling.claims() | self.timed_out
-        self._give_back(claim for claim in self._keeper.held() if claim not in left_alone)
+        left = [claim for claim in self._keeper.held() if claim not in left_alone]
+        self._settling.add(Outcome(claim, "give_back") for claim in left)
         try:
             self._settling.store(self._own())
         except (DatabaseError, InterfaceError) as error:
@@ -511,6 +531,10 @@ class Worker:
         if self._connection is not None:
             close_quietly(self._connection)
         logger.info("worker=%s stopped", self._tokens.prefix)
+
+
+def _tell_of_timeout(claim: Claim) -> None:
+    queue.tell(logging.WARNING, claim, "timed out after %gs", claim.handler.timeout)
 
 
 def _choose(

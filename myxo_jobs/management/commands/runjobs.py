@@ -70,12 +70,16 @@ def _run_alone(worker: Worker) -> None:
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, _Stop(worker))
+        _let_signals_through()  # those that came while this process replaced another
     _charge_timed_out(worker.alias)
     worker.start()
     while not worker.join(WAIT_SECONDS):
         pass
-    if worker.worn and not worker.was_stopped:
-        _start_afresh(worker)
+    if worker.worn:
+        _hold_signals()
+        if not worker.was_stopped:
+            _start_afresh(worker)
+        _let_signals_through()
     if any(thread.name.startswith("myxo_jobs") for thread in threading.enumerate()):
         # A handler did not end within the grace; its job was given back.
         _exit_now(0)
@@ -153,6 +157,17 @@ def _charge_timed_out(alias: str) -> None:
         return
     finally:
         connection.close()
+
+
+def _hold_signals() -> None:
+    """Let signals to stop wait: none may fall between this process and the one after it."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _let_signals_through() -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 class _Stop:
