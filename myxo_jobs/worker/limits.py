@@ -69,6 +69,7 @@ class TimeLimits:
         self._changed = threading.Event()
         self._stopped = False
         self._has_struck = False
+        self._watchdog_at = math.inf
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
@@ -125,6 +126,9 @@ class TimeLimits:
                 self._thread.start()
         self._limits[limit] = None
         self._changed.set()
+        if limit.deadline + self._grace < self._watchdog_at:
+            # Here, since the run may give the other thread no moment to do it.
+            self._set_watchdog(limit.deadline + self._grace)
 
     def _serve(self) -> None:
         while not self._stopped:
@@ -132,7 +136,9 @@ class TimeLimits:
             next_deadline = min((limit.deadline for limit in limits), default=None)
             wait = None if next_deadline is None else next_deadline - time.monotonic()
             if wait is None or wait > 0:
-                self._arm_watchdog(None if wait is None else wait + self._grace)
+                self._set_watchdog(
+                    math.inf if next_deadline is None else next_deadline + self._grace
+                )
                 self._changed.wait(None if wait is None else min(wait, LONGEST_WAIT_SECONDS))
                 # After the wait, and before the limits are read: what comes now is seen.
                 self._changed.clear()
@@ -150,22 +156,23 @@ class TimeLimits:
                 ctypes.c_ulong(limit.thread_id), ctypes.py_object(JobTimeout)
             )
         limit.struck = True
-        self._arm_watchdog(self._grace + LEAVE_SECONDS)
+        self._set_watchdog(time.monotonic() + self._grace + LEAVE_SECONDS)
         self._has_struck = True
         # Last, since a log can be slow, and its lock held by the one that was interrupted.
         self._tell(limit.claim)
 
-    def _arm_watchdog(self, seconds: float | None) -> None:
-        """Let the process end after so many seconds; None: let it live.
+    def _set_watchdog(self, at: float) -> None:
+        """Let the process end at a moment of the monotonic clock; infinite: let it live.
 
         Once a handler was interrupted the process has to end, and nothing moves that.
         """
-        if not self._watchdog or self._has_struck:
+        if not self._watchdog or self._has_struck or at == self._watchdog_at:
             return
-        if seconds is None:
+        self._watchdog_at = at
+        if at == math.inf:
             faulthandler.cancel_dump_traceback_later()
         else:
-            seconds = min(seconds, threading.TIMEOUT_MAX)
+            seconds = min(max(at - time.monotonic(), 0.1), threading.TIMEOUT_MAX)
             faulthandler.dump_traceback_later(seconds, exit=True)
 
 
