@@ -5,11 +5,14 @@ Their leases are short, so that a test sees one end within seconds.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import logging
 import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -147,3 +150,170 @@ class Fail(msgspec.Struct, frozen=True):
 def fail(request: Fail, run: Run) -> None:
     logging.getLogger("shop").warning("about to fail: %s", request.name)
     raise ValueError(f"cannot be done: {request.name}")
+
+
+class Steady(msgspec.Struct, frozen=True):
+    """Take some seconds, under a lease that no test waits for."""
+
+    name: str
+    seconds: float = 0.0
+
+
+@job(Steady)
+def steady(request: Steady, run: Run) -> None:
+    begin(request.name, run)
+    time.sleep(request.seconds)
+    end(request.name, run)
+
+
+def sleep_in_c(seconds: float) -> None:
+    """Sleep without letting any other thread have the interpreter."""
+    ctypes.PyDLL(None).sleep(int(seconds))
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """Keep the interpreter for some seconds."""
+
+    name: str
+    seconds: float = 0.0
+
+
+@job(Frozen, lease=2.0)
+def frozen(request: Frozen, run: Run) -> None:
+    begin(request.name, run)
+    sleep_in_c(request.seconds)
+    end(request.name, run)
+
+
+class Die(msgspec.Struct, frozen=True):
+    """Do nothing, or end the process it runs in."""
+
+    how: str
+
+
+DEATHS: dict[str, Callable[[], object]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "aborted": os.abort,
+    "left": lambda: os._exit(0),
+    "lives": lambda: None,
+}
+
+
+@job(Die, attempts=2)
+def die(request: Die, run: Run) -> None:
+    begin(request.how, run)
+    DEATHS[request.how]()
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """Take longer than allowed in the first runs, and no time after them."""
+
+    how: str
+    runs: int = 1
+
+
+def loop(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def swallow(seconds: float) -> None:
+    try:
+        loop(seconds)
+    except BaseException:  # what this handler is for
+        return
+
+
+def be_deaf(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        swallow(seconds)
+
+
+HANGS = {
+    "loop": loop,
+    "sleep": time.sleep,
+    "sleep in C": sleep_in_c,
+    "swallow": swallow,
+    "deaf": be_deaf,
+}
+
+
+@job(Hang, workers=2, timeout=0.5, attempts=2, backoff=0.25, lease=3.0)
+def hang(request: Hang, run: Run) -> None:
+    begin(request.how, run)
+    if run.attempt <= request.runs:
+        HANGS[request.how](60)
+    end(request.how, run)
+
+
+class HangAsync(msgspec.Struct, frozen=True):
+    """The same, async."""
+
+    how: str
+    runs: int = 1
+
+
+async def swallow_async(seconds: float) -> None:
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        return
+
+
+async def be_deaf_async(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        await swallow_async(seconds)
+
+
+async def block(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 - what this handler is for
+
+
+ASYNC_HANGS = {
+    "await": asyncio.sleep,
+    "swallow": swallow_async,
+    "deaf": be_deaf_async,
+    "block": block,
+}
+
+
+@job(HangAsync, workers=2, timeout=0.5, attempts=2, backoff=0.25, lease=3.0)
+async def hang_async(request: HangAsync, run: Run) -> None:
+    begin(request.how, run)
+    if run.attempt <= request.runs:
+        await ASYNC_HANGS[request.how](60)
+    end(request.how, run)
+
+
+class HangAtomic(msgspec.Struct, frozen=True):
+    """Write a note, then take longer than allowed in the first run."""
+
+    text: str
+    how: str
+
+
+@job(HangAtomic, atomic=True, timeout=0.5, attempts=2, backoff=0.25)
+def hang_atomic(request: HangAtomic, run: Run) -> None:
+    Note.objects.create(text=f"{request.text} {run.attempt}")
+    begin(request.text, run)
+    if run.attempt == 1:
+        HANGS[request.how](60)
+
+
+class Grow(msgspec.Struct, frozen=True):
+    """Keep some memory for good."""
+
+    name: str
+    mib: int
+
+
+kept: list[bytes] = []
+
+
+@job(Grow)
+def grow(request: Grow, run: Run) -> None:
+    begin(request.name, run)
+    kept.append(b"x" * (request.mib * 1024 * 1024))
