@@ -270,7 +270,13 @@ def claim(
         raise RuntimeError("a claim inside a transaction would hold its rows until the commit")
     before = time.monotonic()
     rows = database_of(connection).claim(
-        connection, handler.topic, limit, lease=handler.lease, token=token, suspects=suspects
+        connection,
+        handler.topic,
+        limit,
+        lease=handler.lease,
+        token=token,
+        suspects=suspects,
+        told=handler.takes_run,
     )
     ends = before + handler.lease
     claims = [

@@ -109,7 +109,7 @@ def handler_of(topic: str, **arguments: Any) -> Handler:
     `arguments` replace what it declared, such as `lease=30`.
     """
     handler = registry.of_topic(topic) or Handler(
-        function=lambda request: None,
+        function=lambda request, run: None,
         request=Anything,
         codec=Codec(Anything),
         topic=topic,
@@ -120,7 +120,7 @@ def handler_of(topic: str, **arguments: Any) -> Handler:
         timeout=None,
         atomic=False,
         priority=0,
-        takes_run=False,
+        takes_run=True,
         is_async=False,
     )
     return msgspec.structs.replace(handler, **arguments)

@@ -148,11 +148,13 @@ class Database(ABC):
         lease: float,
         token: str,
         suspects: bool,
+        told: bool,
     ) -> list[tuple[int, str, str | None, int, Any, bool]]:
         """Claim up to `limit` due jobs of `topic` for `lease` seconds, under `token`.
 
         Returns (id, payload, key, attempts, created_at, suspect) of each, in the
-        order to run them. A suspect is a job whose last claim ended with its lease:
+        order to run them; `key` and `created_at` only if `told`, since a driver takes
+        longer for a moment than for the rest of a row. A suspect is a job whose last claim ended with its lease:
         it is taken only if `suspects`, and then alone.
         """
 

@@ -82,10 +82,17 @@ SET worker = %(token)s,
     again = NULL,
     started_at = statement_timestamp()
 FROM taken WHERE job.id = taken.id AND {UNFLUSHED}
-RETURNING job.id, job.payload, job.key, job.attempts, job.created_at, taken.suspect, taken.place
+RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}}, taken.suspect, taken.place
 """
-CLAIM_ANY = CLAIM.format(claimable=CLAIMABLE)
-CLAIM_FRESH = CLAIM.format(claimable=FRESH)
+CLAIMS = {
+    (suspects, told): CLAIM.format(
+        claimable=CLAIMABLE if suspects else FRESH,
+        key="job.key" if told else "NULL",
+        created_at="job.created_at" if told else "NULL",
+    )
+    for suspects in (True, False)
+    for told in (True, False)
+}
 
 LOOK = f"""
 WITH RECURSIVE level(topic, priority) AS (
@@ -282,10 +289,11 @@ class PostgreSQL(Database):
         lease: float,
         token: str,
         suspects: bool,
+        told: bool,
     ) -> list[tuple[int, str, str | None, int, Any, bool]]:
         values: dict[str, Any] = {"topic": topic, "limit": limit, "lease": lease, "token": token}
         with connection.cursor() as cursor:
-            cursor.execute(CLAIM_ANY if suspects else CLAIM_FRESH, values)
+            cursor.execute(CLAIMS[suspects, told], values)
             rows = cursor.fetchall()
         rows.sort(key=lambda row: row[6])
         return [row[:6] for row in rows]

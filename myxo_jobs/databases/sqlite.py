@@ -190,6 +190,7 @@ class SQLite(Database):
         lease: float,
         token: str,
         suspects: bool,
+        told: bool,
     ) -> list[tuple[int, str, str | None, int, Any, bool]]:
         free = FREE_ANY if suspects else FREE_FRESH
         taken: list[Any] = []

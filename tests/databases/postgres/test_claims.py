@@ -9,7 +9,7 @@ from django.db import connection, connections, transaction
 
 from myxo_jobs import Jobs, queue
 from myxo_jobs.databases import database_of
-from myxo_jobs.databases.postgres import CLAIM_ANY
+from myxo_jobs.databases.postgres import CLAIMS
 from myxo_jobs.models import Job
 from tests.app.jobs import Work
 from tests.rig import ago, in_threads, wait_until
@@ -113,7 +113,10 @@ def test_a_claim_uses_the_index_and_reads_few_rows(claim_some):
     values = {"topic": "receipts", "limit": 10, "lease": 30.0, "token": "t.1"}
     with transaction.atomic():
         plan = "\n".join(
-            line for (line,) in query("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) " + CLAIM_ANY, values)
+            line
+            for (line,) in query(
+                "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) " + CLAIMS[True, True], values
+            )
         )
         transaction.set_rollback(True)
 
