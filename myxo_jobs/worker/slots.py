@@ -124,8 +124,9 @@ class EventLoop:
     starts and tidied when the last one ends.
     """
 
+    loop: asyncio.AbstractEventLoop
+
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._serve, name="myxo_jobs event loop", daemon=True
         )
@@ -134,6 +135,8 @@ class EventLoop:
         self._gate = asyncio.Lock()
 
     def start(self) -> None:
+        # Not sooner: its sockets would be shared with the processes forked meanwhile.
+        self.loop = asyncio.new_event_loop()
         self._thread.start()
 
     async def enter(self) -> None:

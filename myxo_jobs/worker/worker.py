@@ -257,7 +257,8 @@ class Worker:
             outcome = self._ended.popleft()
             self._ended_jobs += 1
             self.timed_out.discard(outcome.claim)
-            self._suspects.pop(outcome.claim, None)
+            if self._suspects.pop(outcome.claim, None) is not None:
+                self._next_look = 0.0  # others may have waited for its end
             by_topic[outcome.claim.handler.topic].append(outcome)
         if not self._suspects:
             self._late_suspect_waits = False
