@@ -178,7 +178,7 @@ class Frozen(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
-@job(Frozen, lease=2.0)
+@job(Frozen, lease=1.0)
 def frozen(request: Frozen, run: Run) -> None:
     begin(request.name, run)
     sleep_in_c(request.seconds)

@@ -71,7 +71,7 @@ def test_beside_an_interrupted_handler_others_finish_within_the_grace_and_none_s
     runjobs, ledger
 ):
     process = runjobs("--topics", "worker.Hang,worker.Slow", "--workers", "2")
-    jobs.put(Slow("beside", seconds=2.5))
+    jobs.put(Slow("beside", seconds=1.5))
     jobs.put(Hang("loop"))
     wait_until(lambda: ledger.count("begin") == 2, because="both run")
     process.wait_for_log("timed out after")
