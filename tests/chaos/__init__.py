@@ -1,0 +1,1 @@
+"""Faults, real ones, and what must hold after them: `python -m tests.chaos --list`."""

