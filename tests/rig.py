@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -266,10 +267,22 @@ class Process:
                 raise AssertionError(f"no {text!r} in the log:\n{self.log()}")
             time.sleep(0.02)
 
+    def children(self) -> list[int]:
+        """Return the numbers of its child processes, such as the workers of a supervisor."""
+        try:
+            listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        except OSError:
+            return []
+        return [int(pid) for pid in listed.split()]
+
     def end(self) -> None:
-        """Kill it if it still runs."""
+        """Kill it, and its children, if it still runs."""
         if self.exit_code is None:
+            children = self.children()
             self.kill()
+            for pid in children:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 class RunJobs:

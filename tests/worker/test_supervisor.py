@@ -30,16 +30,6 @@ class Task(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-def children(process: Process) -> list[int]:
-    try:
-        return [
-            int(pid)
-            for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        ]
-    except OSError:
-        return []
-
-
 def lives(pid: int) -> bool:
     """Tell whether a process is there and no zombie."""
     try:
@@ -56,7 +46,7 @@ def both_idle(process: Process, count: int = 2) -> list[int]:
     wait_until(
         lambda: process.log().count(" started using=") >= count, because="the workers have started"
     )
-    return children(process)
+    return process.children()
 
 
 # -- a death ------------------------------------------------------------------
@@ -159,7 +149,7 @@ def test_a_process_that_dies_before_its_first_job_is_replaced_after_growing_paus
     seen: set[int] = set()
     while len(born) < 5:
         new = wait_until(
-            lambda: set(children(process)) - seen,  # noqa: B023
+            lambda: set(process.children()) - seen,  # noqa: B023
             because="another one is started",
         )
         born.append(time.monotonic())
@@ -233,7 +223,7 @@ def test_processes_that_are_told_to_stop_finish_what_runs_and_start_nothing_else
         jobs.put(Steady(name, seconds=1.5))
     wait_until(lambda: ledger.count("begin") == 2, because="both run")
     waiting = [jobs.put(Steady("waits")) for _ in range(3)]
-    pids = children(process)
+    pids = process.children()
     process.send(signal.SIGTERM)
     if to == "the whole group":
         for pid in pids:
@@ -250,7 +240,7 @@ def test_what_outlasts_the_grace_is_given_back_even_if_it_keeps_the_interpreter(
     process = runjobs("--topics", "worker.Frozen,worker.Steady", "--processes", "2", "--grace", "1")
     ids = [jobs.put(Frozen("keeps", seconds=60.0)), jobs.put(Steady("sleeps", seconds=60.0))]
     wait_until(lambda: ledger.count("begin") == 2, because="both run")
-    pids = children(process)
+    pids = process.children()
     process.send(signal.SIGTERM)
     assert process.wait(within=1 + 2 + 3) == 0
     rows = Job.objects.filter(pk__in=ids)
@@ -263,7 +253,7 @@ def test_a_second_signal_ends_all_processes_at_once(runjobs, ledger):
     jobs.put(Frozen("keeps", seconds=60.0))
     jobs.put(Steady("sleeps", seconds=60.0))
     wait_until(lambda: ledger.count("begin") == 2, because="both run")
-    pids = children(process)
+    pids = process.children()
     process.send(signal.SIGINT)
     time.sleep(0.5)
     assert process.exit_code is None
