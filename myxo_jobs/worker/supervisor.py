@@ -43,6 +43,7 @@ TICK_SECONDS = 0.25
 # A worker renews when a third of a lease is over; it is late when two thirds are.
 LATE_BELOW = 1 / 3
 FORK_RETRY_SECONDS = 10.0
+KILLS_EVERY_SECONDS = 10.0
 # How long workers get, after the grace, to end by themselves.
 LEAVE_SECONDS = 2.0
 # A worker that dies so often in a row before it has started a job is replaced after
@@ -106,7 +107,9 @@ class Supervisor:
         self._stopped_at: float | None = None
         self._connection: BaseDatabaseWrapper | None = None
         self._pipe_read, self._pipe_write = os.pipe()
-        self._out_of_memory_kills = _out_of_memory_kills()
+        # How often the kernel had killed: lately, and at least a while before.
+        self._kills_lately = self._kills_before = _out_of_memory_kills()
+        self._kills_read_at = time.monotonic()
 
     def run(self) -> int:
         """Look after the workers until the last one has ended; return the exit status."""
@@ -121,6 +124,7 @@ class Supervisor:
             self._stop_if_told()
             self._reap()
             self._fork_due()
+            self._count_kills()
             self._end_overdue()
             self._attend()
             if not self._children and not self._to_fork and not self._deaths:
@@ -251,18 +255,22 @@ class Supervisor:
 
     def _cause(self, child: _Child, code: int) -> str:
         """Say how a worker process ended."""
-        kills = _out_of_memory_kills()
-        out_of_memory = kills > self._out_of_memory_kills
-        self._out_of_memory_kills = kills
         if code >= 0:
             return f"its worker process exited with status {code}"
         name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
         why = ""
-        if -code == signal.SIGKILL and out_of_memory:
+        if -code == signal.SIGKILL and _out_of_memory_kills() > self._kills_before:
             why = ", since the machine was out of memory"
         elif child.overdue:
             why = ", since a job ran past its timeout and the grace"
         return f"its worker process was killed by signal {name}{why}"
+
+    def _count_kills(self) -> None:
+        """Forget kills of long ago: they were not about a worker that dies now."""
+        now = time.monotonic()
+        if now - self._kills_read_at > KILLS_EVERY_SECONDS:
+            self._kills_before, self._kills_lately = self._kills_lately, _out_of_memory_kills()
+            self._kills_read_at = now
 
     # -- the database --------------------------------------------------------
 
