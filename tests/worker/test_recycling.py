@@ -48,8 +48,9 @@ def test_a_worker_process_is_replaced_after_so_many_jobs(runjobs, ledger):
 
 def test_a_job_that_runs_keeps_its_process_until_it_ends(runjobs, ledger):
     """And is not cut short: only a timeout has a grace."""
-    process = runjobs("--topics", "worker.Tiny,worker.Steady", "--max-jobs", "2", "--grace", "0.2")
-    jobs.put(Steady("long", seconds=1.0))
+    options = ("--max-jobs", "2", "--grace", "0.2", "--poll", "0.1")
+    process = runjobs("--topics", "worker.Tiny,worker.Steady", *options)
+    jobs.put(Steady("long", seconds=2.0))
     jobs.put(Tiny("one"))
     jobs.put(Tiny("two"))
     process.wait_for_log("is worn")

@@ -77,14 +77,14 @@ def test_a_job_of_a_killed_process_starts_again_within_a_second_and_tells_why(ru
 
 
 def test_what_a_killed_process_had_not_started_has_used_no_attempt(runjobs, ledger):
-    process = runjobs("--topics", "worker.Blocking", "--processes", "1")
-    blocks = jobs.put(Blocking("blocks", seconds=1.0))
+    process = runjobs("--topics", "worker.Blocking", "--processes", "1", "--poll", "0.1")
+    blocks = jobs.put(Blocking("blocks", seconds=3.0))
     (first,) = wait_until(lambda: ledger.lines("begin"), because="it blocks the loop")
     others = [jobs.put(Blocking(f"waits {place}")) for place in range(3)]
     wait_until(
         lambda: Job.objects.filter(pk__in=others, status="running").count() == 3,
         because="they are claimed",
-        within=0.7,
+        within=2.5,
     )
     os.kill(first.pid, signal.SIGKILL)
     all_done()
