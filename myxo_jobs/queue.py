@@ -469,14 +469,21 @@ def expire(connection: BaseDatabaseWrapper, losses: Sequence[tuple[Held, str]]) 
     )
 
 
-def give_back(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[int]:
-    """Let others have jobs now, at their old place in the line; the attempt does not count."""
+def give_back(
+    connection: BaseDatabaseWrapper, claims: Sequence[Held], *, only_over: bool = False
+) -> set[int]:
+    """Let others have jobs now, at their old place in the line; the attempt does not count.
+
+    With `only_over` only those whose lease is over: their worker will not start them.
+    """
     database = database_of(connection)
+    condition = f"lease_until <= {database.now}" if only_over else "true"
     return database.update_held(
         connection,
         f"{_RELEASED}, attempts = {_one_less(database)}",
         {},
         [claim.held for claim in claims],
+        condition=condition,
         flush=True,
     )
 

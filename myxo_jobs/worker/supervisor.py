@@ -338,10 +338,15 @@ class Supervisor:
     def _look_after(self, child: _Child) -> None:
         now = time.monotonic()
         late: list[tuple[Entry, float]] = []
+        unstarted: list[Entry] = []
         for entry in child.board.entries():
             ends = max(entry.lease_ends, child.renewed.get(entry.job_id, 0.0))
-            if ends - now < entry.lease * LATE_BELOW:
+            if not entry.started and not entry.suspect and ends < now:
+                unstarted.append(entry)  # not renewed: nobody knows when it could start
+            elif entry.started and ends - now < entry.lease * LATE_BELOW:
                 late.append((entry, entry.lease))
+        if unstarted:
+            queue.give_back(self._own(), unstarted, only_over=True)
         if not late:
             return
         renewed = queue.renew_for(self._own(), late)
