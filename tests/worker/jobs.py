@@ -185,6 +185,20 @@ def frozen(request: Frozen, run: Run) -> None:
     end(request.name, run)
 
 
+class FrozenAsync(msgspec.Struct, frozen=True):
+    """Keep the interpreter, and the event loop with it, for some seconds."""
+
+    name: str
+    seconds: float = 0.0
+
+
+@job(FrozenAsync, workers=2, lease=1.0)
+async def frozen_async(request: FrozenAsync, run: Run) -> None:
+    begin(request.name, run)
+    sleep_in_c(request.seconds)
+    end(request.name, run)
+
+
 class Die(msgspec.Struct, frozen=True):
     """Do nothing, or end the process it runs in."""
 

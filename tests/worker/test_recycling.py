@@ -48,16 +48,18 @@ def test_a_worker_process_is_replaced_after_so_many_jobs(runjobs, ledger):
 
 def test_a_job_that_runs_keeps_its_process_until_it_ends(runjobs, ledger):
     """And is not cut short: only a timeout has a grace."""
-    options = ("--max-jobs", "2", "--grace", "0.2", "--poll", "0.1")
-    process = runjobs("--topics", "worker.Tiny,worker.Steady", *options)
-    jobs.put(Steady("long", seconds=2.0))
-    jobs.put(Tiny("one"))
-    jobs.put(Tiny("two"))
+    options = ("--max-rss", "300", "--grace", "0.2", "--poll", "0.1")
+    process = runjobs("--topics", "worker.Grow,worker.Steady", *options)
+    jobs.put(Steady("long", seconds=2.5))
+    wait_until(lambda: ledger.count("begin") == 1, because="it runs")
+    jobs.put(Grow("large", mib=300))
     process.wait_for_log("is worn")
     assert ledger.count("end", name="long") == 0
+    jobs.put(Grow("next", mib=0))
     all_done()
     assert [line.attempt for line in ledger.lines("begin", name="long")] == [1]
     assert ledger.count("end", name="long") == 1
+    assert ledger.lines("begin", name="next")[0].at > ledger.lines("end")[0].at
 
 
 @pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["alone", "supervised"])

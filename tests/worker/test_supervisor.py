@@ -19,7 +19,7 @@ from myxo_jobs.models import Job
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.board import PLACES, Board
 from tests.rig import Process, ago, claim_one, handler_of, make_job, wait_until, wind_back
-from tests.worker.jobs import Blocking, Die, Frozen, Slow, Steady, Tiny
+from tests.worker.jobs import Blocking, Die, Frozen, FrozenAsync, Slow, Steady, Tiny
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -187,6 +187,18 @@ def test_a_job_keeps_its_claim_while_its_process_keeps_the_interpreter(runjobs, 
     assert [line.attempt for line in ledger.lines("begin")] == [1]
 
 
+def test_what_a_process_cannot_start_is_others_when_its_lease_is_over(runjobs, ledger):
+    jobs.put(FrozenAsync("keeps", seconds=6.0))
+    jobs.put(FrozenAsync("waits"))
+    runjobs("--topics", "worker.FrozenAsync", "--processes", "1")
+    wait_until(lambda: ledger.count("begin", name="keeps"), because="it runs")
+    runjobs("--topics", "worker.FrozenAsync")
+    wait_until(lambda: ledger.count("end", name="waits"), because="the other can start it")
+    assert ledger.count("end", name="keeps") == 0
+    all_done()
+    assert [line.attempt for line in ledger.lines("begin")] == [1, 1]
+
+
 def sockets(pid: int) -> set[str]:
     found = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -238,7 +250,9 @@ def test_processes_that_are_told_to_stop_finish_what_runs_and_start_nothing_else
 
 def test_what_outlasts_the_grace_is_given_back_even_if_it_keeps_the_interpreter(runjobs, ledger):
     process = runjobs("--topics", "worker.Frozen,worker.Steady", "--processes", "2", "--grace", "1")
-    ids = [jobs.put(Frozen("keeps", seconds=60.0)), jobs.put(Steady("sleeps", seconds=60.0))]
+    ids = [jobs.put(Frozen("keeps", seconds=60.0))]
+    wait_until(lambda: ledger.count("begin") == 1, because="it runs")
+    ids.append(jobs.put(Steady("sleeps", seconds=60.0)))
     wait_until(lambda: ledger.count("begin") == 2, because="both run")
     pids = process.children()
     process.send(signal.SIGTERM)
@@ -251,6 +265,7 @@ def test_what_outlasts_the_grace_is_given_back_even_if_it_keeps_the_interpreter(
 def test_a_second_signal_ends_all_processes_at_once(runjobs, ledger):
     process = runjobs("--topics", "worker.Frozen,worker.Steady", "--processes", "2")
     jobs.put(Frozen("keeps", seconds=60.0))
+    wait_until(lambda: ledger.count("begin") == 1, because="it runs")
     jobs.put(Steady("sleeps", seconds=60.0))
     wait_until(lambda: ledger.count("begin") == 2, because="both run")
     pids = process.children()
