@@ -25,11 +25,21 @@ DATABASES = ("sqlite", "postgres")
 NO_TESTS = pytest.ExitCode.NO_TESTS_COLLECTED
 
 # What only one database can do is tested on that one.
-collect_ignore = [
-    f"databases/{name}"
+TESTS = Path(__file__).parent
+NOT_HERE = [
+    TESTS / "databases" / name
     for name in DATABASES
     if name != os.environ.get("MYXO_TEST_DATABASE", "sqlite")
 ]
+collect_ignore = [str(folder) for folder in NOT_HERE]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a path on the command line names although it is to be ignored here."""
+    left_out = [item for item in items if not set(NOT_HERE).isdisjoint(item.path.parents)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
