@@ -157,7 +157,7 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Any]]:
 
     yield start
     for one in started:
-        one.stop()
+        one.stop(grace=5)
 
 
 @pytest.fixture
