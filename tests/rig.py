@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from django.apps import apps
+from django.conf import settings as django_settings
 from django.db import connection, connections
 from django.utils import timezone
 
@@ -196,14 +198,21 @@ def process_environment(
 ) -> dict[str, str]:
     """Return the environment of a process that works on this test's database.
 
-    `settings` replace those of tests/settings.py there.
+    `settings` replace those of tests/settings.py there. What --nomigrations is to this
+    process, MIGRATION_MODULES is to that one.
     """
+    unmigrated = [
+        app.label
+        for app in apps.get_app_configs()
+        if app.label in django_settings.MIGRATION_MODULES
+    ]
+    replaced = {"MIGRATION_MODULES": dict.fromkeys(unmigrated), **(settings or {})}
     names = {alias: connections[alias].settings_dict["NAME"] for alias in connections}
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "MYXO_TEST_NAMES": json.dumps({alias: str(name) for alias, name in names.items()}),
-        "MYXO_TEST_SETTINGS": json.dumps(dict(settings or {})),
+        "MYXO_TEST_SETTINGS": json.dumps(replaced),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
         **variables,
