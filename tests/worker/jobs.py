@@ -12,6 +12,7 @@ import signal
 import time
 
 import msgspec
+from django.db import transaction
 
 from myxo_jobs import GiveUp, Run, Snooze, job
 from tests import ledger
@@ -147,3 +148,19 @@ class Fail(msgspec.Struct, frozen=True):
 def fail(request: Fail, run: Run) -> None:
     logging.getLogger("shop").warning("about to fail: %s", request.name)
     raise ValueError(f"cannot be done: {request.name}")
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Count the words of a note in a block that begins with a write."""
+
+    note_id: int
+
+
+@job(Tally, workers=3)
+def tally(request: Tally, run: Run) -> None:
+    begin(str(request.note_id), run)
+    with transaction.atomic():
+        Note.objects.filter(pk=request.note_id).update(words=0)
+        note = Note.objects.get(pk=request.note_id)
+        note.words = len(note.text.split())
+        note.save()
