@@ -198,15 +198,14 @@ def process_environment(
 ) -> dict[str, str]:
     """Return the environment of a process that works on this test's database.
 
-    `settings` replace those of tests/settings.py there. What --nomigrations is to this
-    process, MIGRATION_MODULES is to that one.
+    `settings` replace those of tests/settings.py there. Unless they bring a database of
+    their own, the process finds it as made here: by --nomigrations, without migrations.
     """
-    unmigrated = [
-        app.label
-        for app in apps.get_app_configs()
-        if app.label in django_settings.MIGRATION_MODULES
-    ]
-    replaced = {"MIGRATION_MODULES": dict.fromkeys(unmigrated), **(settings or {})}
+    replaced = dict(settings or {})
+    if "DATABASES" not in replaced:
+        labels = [app.label for app in apps.get_app_configs()]
+        unmigrated = [label for label in labels if label in django_settings.MIGRATION_MODULES]
+        replaced.setdefault("MIGRATION_MODULES", dict.fromkeys(unmigrated))
     names = {alias: connections[alias].settings_dict["NAME"] for alias in connections}
     return {
         **os.environ,

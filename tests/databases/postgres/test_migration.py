@@ -12,9 +12,7 @@ from tests.rig import ROOT, process_environment
 
 
 def test_the_migration_leaves_room_for_the_new_version_of_a_row(empty_database):
-    environment = process_environment(
-        settings={"DATABASES": {"default": empty_database}, "MIGRATION_MODULES": {}}
-    )
+    environment = process_environment(settings={"DATABASES": {"default": empty_database}})
     subprocess.run(
         [sys.executable, "-m", "django", "migrate", "--verbosity", "0"],
         cwd=ROOT,
