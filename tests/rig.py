@@ -201,16 +201,17 @@ def process_environment(
     `settings` replace those of tests/settings.py there. Unless they bring a database of
     their own, the process finds it as made here: by --nomigrations, without migrations.
     """
+    names = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
     replaced = dict(settings or {})
-    if "DATABASES" not in replaced:
+    name = replaced.get("DATABASES", {}).get("default", {}).get("NAME", names["default"])
+    if str(name) == names["default"]:
         labels = [app.label for app in apps.get_app_configs()]
         unmigrated = [label for label in labels if label in django_settings.MIGRATION_MODULES]
-        replaced.setdefault("MIGRATION_MODULES", dict.fromkeys(unmigrated))
-    names = {alias: connections[alias].settings_dict["NAME"] for alias in connections}
+        replaced["MIGRATION_MODULES"] = dict.fromkeys(unmigrated)
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "MYXO_TEST_NAMES": json.dumps({alias: str(name) for alias, name in names.items()}),
+        "MYXO_TEST_NAMES": json.dumps(names),
         "MYXO_TEST_SETTINGS": json.dumps(replaced),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
