@@ -120,7 +120,8 @@ def test_sessions_are_those_of_the_threads_and_three_and_none_is_left(worker, mo
         jobs.put_many([Task()] * 100)
         while Job.objects.exists():
             most = max(most, sessions())
-    assert OTHER_SESSIONS < most <= 4 + OTHER_SESSIONS
+    # And one for a moment at the start, which proves that wake-ups arrive.
+    assert OTHER_SESSIONS < most <= 4 + OTHER_SESSIONS + 1
     idle = sessions()
     time.sleep(1.5)
     assert sessions() <= idle <= 4 + OTHER_SESSIONS
@@ -160,7 +161,7 @@ def test_a_pool_as_large_as_the_threads_serves_all_jobs_and_idle_threads_hold_no
 
     assert {line.attempt for line in ledger.lines("begin")} == {1}
     assert Note.objects.filter(words=3).count() == 300
-    assert OTHER_SESSIONS < most <= 6 + OTHER_SESSIONS
+    assert OTHER_SESSIONS < most <= 6 + OTHER_SESSIONS + 1
     # The pool lets go of what nobody has used for a second.
     wait_until(lambda: sessions() <= OTHER_SESSIONS, because="no thread holds any", within=20)
 
