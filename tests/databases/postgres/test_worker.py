@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from myxo_jobs import Jobs, Run, job
 from myxo_jobs.models import Job
 from tests.app.models import Note
-from tests.rig import ROOT, wait_until
+from tests.rig import ROOT, ago, make_job, wait_until
 from tests.worker.jobs import Tally
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -101,6 +101,30 @@ def test_outcomes_are_stored_though_the_sessions_are_cut_while_jobs_run(worker):
     let_go.set()
     wait_until(lambda: not Job.objects.exists(), because="all are done")
     assert attempts == [1] * 4
+
+
+def test_a_worker_that_could_not_read_the_table_lets_living_holders_renew_first(
+    worker,
+):
+    started: dict[str, float] = {}
+
+    @job(Task, topic="t.Task", lease=6)
+    def handle(request: Task) -> None:
+        started[request.name] = time.monotonic()
+
+    with transaction.atomic():
+        ask("LOCK TABLE myxo_jobs")
+        make_job("t.Task", payload='{"name": "fresh"}')
+        # Its holder cannot renew it now, as little as the worker can claim it.
+        make_job("t.Task", status="running", lease_until=ago(-1), payload='{"name": "held"}')
+        worker(topics=["t.Task"])
+        time.sleep(4.0)
+        assert started == {}
+    committed = time.monotonic()
+
+    wait_until(lambda: "fresh" in started, because="a new job is taken at once", within=2)
+    wait_until(lambda: "held" in started, because="nobody has renewed the other", within=8)
+    assert started["held"] - committed > 1.9  # a third of the lease
 
 
 # -- how many sessions --------------------------------------------------------

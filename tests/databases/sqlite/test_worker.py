@@ -16,11 +16,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
+from myxo_jobs import job
 from tests.ledger import Ledger
-from tests.rig import ROOT, Process, process_environment, wait_until
+from tests.rig import ROOT, Process, ago, make_job, process_environment, wait_until
+
+
+class Task(msgspec.Struct, frozen=True):
+    name: str
 
 
 class Project:
@@ -118,3 +124,27 @@ def test_an_idle_worker_writes_nothing_to_the_file(worker: Callable[..., Any]):
         time.sleep(3.0)
         assert contents() == before
         assert cursor.execute("PRAGMA data_version").fetchone() == version
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_could_not_write_to_the_file_lets_living_holders_renew_first(
+    worker,
+):
+    started: dict[str, float] = {}
+
+    @job(Task, topic="t.Task", lease=6)
+    def handle(request: Task) -> None:
+        started[request.name] = time.monotonic()
+
+    with transaction.atomic():
+        make_job("t.Task", payload='{"name": "fresh"}')
+        # Its holder cannot renew it now, as little as the worker can claim it.
+        make_job("t.Task", status="running", lease_until=ago(-1), payload='{"name": "held"}')
+        worker(topics=["t.Task"])
+        time.sleep(4.0)
+        assert started == {}
+    committed = time.monotonic()
+
+    wait_until(lambda: "fresh" in started, because="a new job is taken at once", within=2)
+    wait_until(lambda: "held" in started, because="nobody has renewed the other", within=8)
+    assert started["held"] - committed > 1.9  # a third of the lease
