@@ -187,9 +187,9 @@ def refuse(connection):
 BaseDatabaseWrapper.connect = refuse
 import django
 django.setup()
+BaseDatabaseWrapper.connect = connect
 from django.core.management import call_command
 call_command("check")
-BaseDatabaseWrapper.connect = connect
 call_command("migrate", run_syncdb=True, verbosity=0)
 """
 
