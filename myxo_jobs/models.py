@@ -131,6 +131,8 @@ class Job(models.Model):
 
     class Meta:
         db_table = "myxo_jobs"
+        # Also refresh_from_db() reads the primary.
+        base_manager_name = "objects"
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
         constraints = [

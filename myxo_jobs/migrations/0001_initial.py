@@ -104,6 +104,7 @@ class Migration(migrations.Migration):
                 "verbose_name": "job",
                 "verbose_name_plural": "jobs",
                 "db_table": "myxo_jobs",
+                "base_manager_name": "objects",
                 "indexes": [
                     models.Index(
                         condition=models.Q(("due__isnull", False), ("failed", False)),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+from django.db import transaction
 
 from myxo_jobs import GiveUp, Run, Snooze, job
 from tests import ledger
@@ -331,3 +332,19 @@ kept: list[bytes] = []
 def grow(request: Grow, run: Run) -> None:
     begin(request.name, run)
     kept.append(b"x" * (request.mib * 1024 * 1024))
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Count the words of a note in a block that begins with a write."""
+
+    note_id: int
+
+
+@job(Tally, workers=3)
+def tally(request: Tally, run: Run) -> None:
+    begin(str(request.note_id), run)
+    with transaction.atomic():
+        Note.objects.filter(pk=request.note_id).update(words=0)
+        note = Note.objects.get(pk=request.note_id)
+        note.words = len(note.text.split())
+        note.save()

@@ -69,3 +69,11 @@ def test_jobs_run_promptly_behind_a_router_that_reads_from_a_replica(worker):
     assert jobs.discard(gone)
     assert not Job.objects.exists()
     assert not Job.objects.using("default").exists()
+
+
+def test_a_row_that_is_read_again_is_read_from_the_primary():
+    row = Job.objects.create(topic="t.Task", payload="{}")
+
+    row.refresh_from_db()
+
+    assert row.status == "pending"

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from myxo_jobs import GiveUp, Jobs, Retry, Run, Snooze, job
 from myxo_jobs.models import Job
-from tests.rig import wait_until
+from tests.rig import ago, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -56,8 +56,7 @@ def test_a_snoozed_job_waits_with_its_new_due_and_no_error(worker):
 
     worker(topics=["t.Nap"])
     job_id = jobs.put(Task("a"))
-    put_due = row_of(job_id).due
-    wait_until(lambda: row_of(job_id).due != put_due, because="it was snoozed")
+    wait_until(lambda: row_of(job_id).due > ago(-3000), because="it was snoozed")
 
     row = row_of(job_id)
     assert (row.status, row.attempts, row.error) == ("pending", 0, "")
@@ -71,8 +70,7 @@ def test_retry_counts_the_attempt_and_waits_its_own_delay(worker):
 
     worker(topics=["t.Again"])
     job_id = jobs.put(Task("a"))
-    put_due = row_of(job_id).due
-    wait_until(lambda: row_of(job_id).due != put_due, because="it waits for its next attempt")
+    wait_until(lambda: row_of(job_id).due > ago(-3000), because="it waits for its next attempt")
 
     row = row_of(job_id)
     assert (row.status, row.attempts) == ("pending", 1)
@@ -86,8 +84,7 @@ def test_retry_without_a_delay_waits_the_backoff(worker):
 
     worker(topics=["t.Again"])
     job_id = jobs.put(Task("a"))
-    put_due = row_of(job_id).due
-    wait_until(lambda: row_of(job_id).due != put_due, because="it waits for its next attempt")
+    wait_until(lambda: row_of(job_id).due > ago(-3000), because="it waits for its next attempt")
     assert timedelta(minutes=59) < row_of(job_id).due - timezone.now() <= timedelta(hours=1)
 
 

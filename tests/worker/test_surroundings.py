@@ -130,6 +130,20 @@ def test_a_connection_left_in_a_bad_state_does_not_meet_the_next_job(
     assert list(Note.objects.values_list("text", flat=True)) == ["of the next job"] * 2
 
 
+def test_a_connection_left_in_a_bad_state_by_an_async_job_does_not_meet_the_next_one(worker):
+    @job(Task, topic="t.Task", attempts=1)
+    async def handle(request: Task) -> None:
+        if request.name == "spoils":
+            await sync_to_async(leave_a_broken_block)()
+        else:
+            await Note.objects.acreate(text="of the next job")
+
+    worker(topics=["t.Task"])
+    jobs.put_many([Task("warms up"), Task("spoils"), Task("works")])
+    wait_until(queue_is_empty, because="all three ran")
+    assert list(Note.objects.values_list("text", flat=True)) == ["of the next job"] * 2
+
+
 # -- language, time zone, contexts --------------------------------------------
 
 

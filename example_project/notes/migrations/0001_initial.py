@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
                 ("words", models.PositiveIntegerField(blank=True, editable=False, null=True)),
             ],
             options={
-                "ordering": ["-pk"],
+                "ordering": ("-pk",),
             },
         ),
     ]

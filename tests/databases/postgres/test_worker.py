@@ -1,0 +1,353 @@
+"""A worker and its sessions on a PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from django.db import connection, transaction
+
+from myxo_jobs import Jobs, Run, job
+from myxo_jobs.models import Job
+from tests.app.models import Note
+from tests.rig import ROOT, ago, make_job, wait_until
+from tests.worker.jobs import Tally
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+jobs = Jobs()
+# Beside one session for each thread: the loop's, the lease keeper's and the listener's.
+OTHER_SESSIONS = 3
+
+OTHERS = (
+    "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    "AND backend_type = 'client backend'"
+)
+
+
+class Task(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+def ask(statement: str, *values: object) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def sessions() -> int:
+    count: int = ask(f"SELECT count(*) {OTHERS}")[0][0]
+    return count
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_is_connected(transactional_db: None) -> None:
+    wait_until(lambda: not sessions(), because="the sessions of other tests are gone")
+
+
+# -- sessions that are cut ----------------------------------------------------
+
+
+@pytest.mark.parametrize("health_checks", [False, True], ids=["unchecked", "checked"])
+@pytest.mark.parametrize("max_age", [0, None], ids=["closed", "kept"])
+def test_a_job_succeeds_at_its_first_attempt_after_all_sessions_of_a_worker_were_cut(
+    worker, monkeypatch, max_age, health_checks
+):
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", max_age)
+    monkeypatch.setitem(connection.settings_dict, "CONN_HEALTH_CHECKS", health_checks)
+    attempts: list[int] = []
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task, run: Run) -> None:
+        attempts.append(run.attempt)
+        Note.objects.create(text=request.name)
+
+    worker(topics=["t.Task"])
+    jobs.put(Task("before"))
+    wait_until(lambda: not Job.objects.exists(), because="the worker has all its sessions")
+    wait_until(lambda: sessions() == 1 + OTHER_SESSIONS, because="they are idle")
+    assert ask(f"SELECT pg_terminate_backend(pid) {OTHERS}") == [(True,)] * (1 + OTHER_SESSIONS)
+
+    put = time.monotonic()
+    jobs.put(Task("after"))
+    wait_until(lambda: Note.objects.count() == 2, because="the job runs", within=5)
+    assert time.monotonic() - put < 3.0
+    wait_until(lambda: not Job.objects.exists(), because="it is done", within=5)
+    assert attempts == [1, 1]
+    # So does its listener. The lease keeper has nothing to renew, and so not noticed yet.
+    wait_until(lambda: sessions() >= OTHER_SESSIONS, because="the sessions are back")
+
+
+def test_outcomes_are_stored_though_the_sessions_are_cut_while_jobs_run(worker):
+    let_go = threading.Event()
+    attempts: list[int] = []
+
+    @job(Task, topic="t.Task", workers=4)
+    def handle(request: Task, run: Run) -> None:
+        attempts.append(run.attempt)
+        let_go.wait(30)
+
+    worker(topics=["t.Task"])
+    jobs.put_many([Task()] * 4)
+    wait_until(lambda: len(attempts) == 4, because="all run")
+    ask(f"SELECT pg_terminate_backend(pid) {OTHERS}")
+    let_go.set()
+    wait_until(lambda: not Job.objects.exists(), because="all are done")
+    assert attempts == [1] * 4
+
+
+def test_a_worker_that_could_not_read_the_table_lets_living_holders_renew_first(
+    worker,
+):
+    started: dict[str, float] = {}
+
+    @job(Task, topic="t.Task", lease=6)
+    def handle(request: Task) -> None:
+        started[request.name] = time.monotonic()
+
+    with transaction.atomic():
+        ask("LOCK TABLE myxo_jobs")
+        make_job("t.Task", payload='{"name": "fresh"}')
+        # Its holder cannot renew it now, as little as the worker can claim it.
+        make_job("t.Task", status="running", lease_until=ago(-1), payload='{"name": "held"}')
+        worker(topics=["t.Task"])
+        time.sleep(4.0)
+        assert started == {}
+    committed = time.monotonic()
+
+    wait_until(lambda: "fresh" in started, because="a new job is taken at once", within=2)
+    wait_until(lambda: "held" in started, because="nobody has renewed the other", within=8)
+    assert started["held"] - committed > 1.9  # a third of the lease
+
+
+# -- how many sessions --------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_age", [0, None], ids=["closed", "kept"])
+def test_sessions_are_those_of_the_threads_and_three_and_none_is_left(worker, monkeypatch, max_age):
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", max_age)
+
+    @job(Task, topic="t.Task", workers=4)
+    def handle(request: Task) -> None:
+        Note.objects.create(text=request.name)
+
+    running = worker(topics=["t.Task"])
+    most = 0
+    for _ in range(5):
+        jobs.put_many([Task()] * 100)
+        while Job.objects.exists():
+            most = max(most, sessions())
+    # And one for a moment at the start, which proves that wake-ups arrive.
+    assert OTHER_SESSIONS < most <= 4 + OTHER_SESSIONS + 1
+    idle = sessions()
+    time.sleep(1.5)
+    assert sessions() <= idle <= 4 + OTHER_SESSIONS
+    running.stop()
+    wait_until(lambda: not sessions(), because="none is left", within=3)
+
+
+def with_a_pool(size: int) -> dict[str, Any]:
+    """Return settings of a project that uses Django's connection pool."""
+    keys = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
+    pool = {"min_size": 0, "max_size": size, "max_idle": 1.0, "timeout": 20}
+    database = {key: connection.settings_dict[key] for key in keys}
+    return {"DATABASES": {"default": {**database, "OPTIONS": {"pool": pool}}}}
+
+
+def test_a_worker_with_more_threads_than_the_pool_refuses_and_says_what_it_needs(runjobs):
+    options = ("--topics", "worker.Tally", "--workers", "6")
+    process = runjobs(*options, settings=with_a_pool(2), ready=False)
+    assert process.wait() == 1
+    assert "has at most 2 connections" in process.log()
+    assert "needs 6" in process.log().split("CommandError")[1]
+
+
+def test_a_pool_as_large_as_the_threads_serves_all_jobs_and_idle_threads_hold_none_of_it(
+    runjobs, ledger
+):
+    notes = Note.objects.bulk_create(Note(text="one two three") for _ in range(300))
+    jobs.put_many(Tally(note.pk) for note in notes)
+    options = ("--topics", "worker.Tally", "--workers", "6")
+    process = runjobs(*options, settings=with_a_pool(6))
+    most = 0
+    deadline = time.monotonic() + 60
+    while Job.objects.exists():
+        most = max(most, sessions())
+        assert time.monotonic() < deadline, process.log()
+        time.sleep(0.01)
+
+    assert {line.attempt for line in ledger.lines("begin")} == {1}
+    assert Note.objects.filter(words=3).count() == 300
+    assert OTHER_SESSIONS < most <= 6 + OTHER_SESSIONS + 1
+    # The pool lets go of what nobody has used for a second.
+    wait_until(lambda: sessions() <= OTHER_SESSIONS, because="no thread holds any", within=20)
+
+
+def test_a_suite_that_runs_a_worker_drops_its_database_without_a_warning():
+    """A project's suite: one transactional test with a worker of several threads."""
+    test = "tests/worker/test_atomic.py::test_many_atomic_jobs_on_one_row_each_count_once"
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", test],
+        cwd=ROOT,
+        env={**os.environ, "MYXO_TEST_DATABASE": "postgres"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert "1 passed in" in ran.stdout
+    assert "warning" not in (ran.stdout + ran.stderr).lower()
+    assert "other session" not in ran.stdout + ran.stderr
+
+
+# -- transactions -------------------------------------------------------------
+
+
+def test_a_plain_job_holds_no_transaction_open_and_no_schema_change_up(worker):
+    reading = threading.Event()
+    let_go = threading.Event()
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None:
+        list(Note.objects.all())
+        reading.set()
+        let_go.wait(30)
+
+    worker(topics=["t.Task"])
+    jobs.put(Task())
+    assert reading.wait(10)
+    try:
+        for _ in range(25):
+            held = ask(
+                f"SELECT query {OTHERS} AND xact_start < clock_timestamp() - interval '1 second'"
+            )
+            assert held == []
+            time.sleep(0.1)
+        with transaction.atomic():
+            ask("SET LOCAL lock_timeout = '1s'")
+            ask("ALTER TABLE notes_note ADD COLUMN colour text")
+            ask("ALTER TABLE notes_note DROP COLUMN colour")
+    finally:
+        let_go.set()
+
+
+def test_an_atomic_job_that_lost_its_claim_rolls_back(worker, caplog):
+    let_go = threading.Event()
+    attempts: list[int] = []
+
+    @job(Task, topic="t.Task", atomic=True, lease=1)
+    def handle(request: Task, run: Run) -> None:
+        Note.objects.create(text=f"attempt {run.attempt}")
+        attempts.append(run.attempt)
+        if run.attempt == 1:
+            let_go.wait(30)
+
+    worker(topics=["t.Task"])
+    job_id = jobs.put(Task())
+    wait_until(lambda: attempts, because="it runs")
+    # As if another worker had claimed it, and then died itself.
+    Job.objects.filter(pk=job_id).update(worker="another worker's claim")
+    let_go.set()
+    wait_until(lambda: not Job.objects.exists(), because="it runs again", within=15)
+    assert attempts == [1, 2]
+    assert list(Note.objects.values_list("text", flat=True)) == ["attempt 2"]
+    assert "its work is rolled back" in caplog.text
+
+
+def test_an_atomic_job_is_read_committed_whatever_the_default_of_the_connection(
+    worker, monkeypatch
+):
+    levels: list[str] = []
+
+    @job(Task, topic="t.Task", atomic=True)
+    def handle(request: Task) -> None:
+        levels.append(ask("SHOW transaction_isolation")[0][0])
+
+    @job(Plain, topic="t.Plain")
+    def plain(request: Plain) -> None:
+        with transaction.atomic():
+            levels.append(ask("SHOW transaction_isolation")[0][0])
+
+    level = psycopg.IsolationLevel.SERIALIZABLE
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "isolation_level", level)
+    worker(topics=["t.Task"])
+    jobs.put(Task())
+    wait_until(lambda: len(levels) == 1, because="the atomic one runs")
+    worker(topics=["t.Plain"])
+    jobs.put(Plain())
+    wait_until(lambda: len(levels) == 2, because="the plain one runs")
+    assert levels == ["read committed", "serializable"]
+
+
+class Plain(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+def test_a_setting_of_the_session_does_not_reach_the_next_job(worker):
+    seen: list[str] = []
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None:
+        seen.append(ask("SHOW statement_timeout")[0][0])
+        if request.name == "set":
+            ask("SET statement_timeout = '17s'")
+        elif request.name == "set_config":
+            ask("SELECT set_config('statement_timeout', '18s', false)")
+
+    worker(topics=["t.Task"])
+    jobs.put_many([Task("set"), Task("set_config"), Task("looks")])
+    wait_until(lambda: not Job.objects.exists(), because="all ran")
+    assert seen == ["0", "0", "0"]
+
+
+def test_a_row_that_somebody_has_locked_holds_up_nothing_else(worker):
+    let_go = threading.Event()
+    ended: list[str] = []
+
+    @job(Task, topic="t.Task", workers=2, lease=1)
+    def handle(request: Task) -> None:
+        if request.name == "locked":
+            let_go.wait(30)
+        ended.append(request.name)
+
+    worker(topics=["t.Task"])
+    locked = jobs.put(Task("locked"))
+    wait_until(lambda: Job.objects.get(pk=locked).status == "running", because="it runs")
+    with transaction.atomic():
+        Job.objects.select_for_update().get(pk=locked)
+        let_go.set()
+        wait_until(lambda: ended == ["locked"], because="it ends")
+        for _ in range(20):
+            jobs.put(Task("free"), tx=None)
+        others = Job.objects.exclude(pk=locked)
+        wait_until(lambda: len(ended) == 21, because="the others run", within=5)
+        wait_until(lambda: not others.exists(), because="and are stored", within=5)
+        time.sleep(1.5)  # longer than the lease of the locked row
+        assert Job.objects.get(pk=locked).status == "running"
+    wait_until(lambda: not Job.objects.exists(), because="its outcome is stored", within=5)
+    assert ended.count("locked") == 1
+
+
+# -- what an idle worker asks -------------------------------------------------
+
+
+def test_an_idle_worker_makes_two_statements_a_second_at_most(worker):
+    worker()
+    time.sleep(2.5)
+    seconds = 5.0
+    # Each session shows its last statement; asked so often, none of them escapes.
+    statement = f"SELECT pid, query_start {OTHERS}"
+    before = set(ask(statement))
+    seen: set[tuple[Any, ...]] = set()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        seen |= set(ask(statement))
+        time.sleep(0.01)
+    assert 0 < len(seen - before) <= 2 * seconds
