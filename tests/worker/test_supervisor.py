@@ -188,7 +188,7 @@ def test_a_job_keeps_its_claim_while_its_process_keeps_the_interpreter(runjobs, 
 
 
 def test_what_a_process_cannot_start_is_others_when_its_lease_is_over(runjobs, ledger):
-    jobs.put(FrozenAsync("keeps", seconds=6.0))
+    jobs.put(FrozenAsync("keeps", seconds=4.0))
     jobs.put(FrozenAsync("waits"))
     runjobs("--topics", "worker.FrozenAsync", "--processes", "1")
     wait_until(lambda: ledger.count("begin", name="keeps"), because="it runs")
