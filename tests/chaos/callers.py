@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
+import msgspec
 from django.db import connection
 from django.db.models.functions import Now
 
-from tests.chaos.jobs import Newest, Once
+from myxo_jobs import Jobs, PayloadInvalid
+from tests.chaos.jobs import Echo, Newest, Once, Rare, Work
 from tests.chaos.oracle import Put
-from tests.chaos.rig import POSTGRES, Rig
+from tests.chaos.rig import POSTGRES, ROOT, Rig
 from tests.chaos.scenario import scenario
 
 PUTTERS = 50
@@ -120,3 +126,177 @@ def callers_race_for_a_key(rig: Rig) -> None:
             Job.objects.filter(key=key).update(due=Now())
         list(pool.map(lambda _: connection.close(), range(PUTTERS)))
     rig.expect(not rig.oracle.errors, f"errors reached the callers: {rig.oracle.errors[:3]}")
+
+
+@scenario("F32", "payloads of another version: a field added, removed, renamed, of another type")
+def payloads_are_of_another_version(rig: Rig) -> None:
+    from myxo_jobs.models import Job
+
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    rig.put_steadily()
+    rig.warm_up()
+    misfits, fits = [], []
+    for _ in rig.moments(0.05, 0.2):
+        number = rig.oracle.number()
+        misfits += [
+            _insert({"number": number}),
+            _insert({"number": number, "added": "a text"}),
+            _insert({"number": number, "renamed": 1}),
+        ]
+        fits.append(_insert({"number": number, "added": 1, "removed": 2}))
+    rig.wait_until_drained()
+    rows = {row.pk: row for row in Job.objects.filter(pk__in=misfits)}
+    rig.bites = len(rows)
+    begun = {line.job for line in rig.begun()}
+    for job_id in misfits:
+        row = rows.get(job_id)
+        well = row and row.failed and row.attempts == 1 and "added" in row.error
+        rig.expect(bool(well) and job_id not in begun, f"a misfit ended as {row and row.error}")
+    rig.expect(begun.issuperset(fits), "a payload with a field too many did not run")
+    rig.run_again.update(misfits)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE myxo_jobs SET failed = false, attempts = 0, payload = %s WHERE failed",
+            ['{"number": 0, "added": 1}'],
+        )
+    rig.wait_until_drained()
+    rig.expect(begun_all(rig, misfits), "a mended payload did not run")
+
+
+def _insert(payload: dict[str, Any]) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO myxo_jobs (topic, payload) VALUES ('chaos.Changed', %s) RETURNING id",
+            [msgspec.json.encode(payload).decode()],
+        )
+        return int(cursor.fetchone()[0])
+
+
+def begun_all(rig: Rig, ids: list[int]) -> bool:
+    """Tell whether all of these jobs have been run."""
+    return {line.job for line in rig.begun()}.issuperset(ids)
+
+
+@scenario("F33", "payloads of 1, 10 and 100 MB")
+def payloads_are_huge(rig: Rig) -> None:
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    rig.put_steadily(rate=20.0)
+    rig.warm_up()
+    rig.bites = 0
+    for number, _ in enumerate(rig.moments(0.3, 0.6)):
+        size = (1_050_000, 10_000_000, 100_000_000)[number % 3 if number < 6 else 0]
+        try:
+            Jobs().put(Echo(rig.oracle.number(), "x" * size))
+            rig.violate(f"a payload of {size:,} bytes was put")
+        except PayloadInvalid as error:
+            rig.bite()
+            rig.expect("1,048,576" in str(error), f"the limit is not told: {error}")
+        rig.oracle.put(Echo(rig.oracle.number(), "x" * 1_000_000))
+    _check_echoes(rig)
+
+
+ODD_VALUES: list[Any] = [
+    "a \0 inside",
+    "\0" * 1000,
+    "\U0001f41b and \u2028",
+    10**18,
+    2**64 - 1,
+    -(2**63),
+    1e308,
+    5e-324,
+    0.1 + 0.2,
+    "1e400000",
+    {"": {"": [[], {}, None, True]}},
+    {"\0": "\0"},
+    "\\u0000 written out",
+]
+
+
+@scenario("F35", "payloads that JSON takes and a database might not")
+def payloads_are_odd(rig: Rig) -> None:
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    rig.put_steadily(rate=20.0)
+    rig.warm_up()
+    rig.bites = 0
+    refused: list[Any] = ["half a pair \ud83d", float("inf"), float("nan"), _nested(100_000)]
+    for _ in rig.moments(0.02, 0.1):
+        rig.oracle.put(Echo(rig.oracle.number(), rig.random.choice(ODD_VALUES)))
+        rig.oracle.put(Echo(rig.oracle.number(), _nested(rig.random.randrange(1, 200))))
+        try:
+            Jobs().put(Echo(rig.oracle.number(), rig.random.choice(refused)))
+            rig.violate("a payload was put that does not come back")
+        except PayloadInvalid:
+            rig.bite()
+    _check_echoes(rig)
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def _check_echoes(rig: Rig) -> None:
+    """Check that every request came to its handler as it was put."""
+    rig.wait_until_drained()
+    came = {line.job: line.value for line in rig.ledger.lines("echo")}
+    for put in rig.oracle.puts:
+        if isinstance(put.request, Echo):
+            digest = hashlib.sha256(msgspec.json.encode(put.request.value)).hexdigest()
+            same = came.get(put.job_id or 0) == digest
+            rig.expect(same, f"came as another one: {str(put.request)[:200]}")
+
+
+@scenario(
+    "F44", "twenty thousand jobs due at one moment, idle workers, and a rare topic beside them"
+)
+def many_are_due_at_once(rig: Rig) -> None:
+    rig.start_workers(processes=4)
+    rig.put_steadily(rate=10.0, make=lambda number, chance: Rare(number))
+    rig.warm_up()
+    count = 20_000 if rig.database == POSTGRES else 5_000
+    requests = [Work(rig.oracle.number()) for _ in range(count)]
+    due_at = time.monotonic() + 3.0
+    rig.bites = Jobs().put_many(requests, delay=3.0)
+    time.sleep(max(due_at - time.monotonic(), 0.0))
+    rig.drain_seconds = 120.0
+    for _ in rig.moments(0.5, 1.0):
+        pass
+    rig.wait_until_drained()
+    begins = rig.begun()
+    of_work = [line for line in begins if int(line.name) in {r.number for r in requests}]
+    rig.expect(len(of_work) == count, f"{len(of_work)} starts of {count} jobs")
+    rig.recoveries.append(of_work[0].at - due_at)
+    rig.notes.append(f"{count / (of_work[-1].at - of_work[0].at):,.0f} jobs/s")
+    first = {line.job: line.at for line in reversed(begins)}
+    waits = [
+        first[put.job_id] - put.at
+        for put in rig.oracle.puts
+        if put.job_id in first and isinstance(put.request, Rare)
+    ]
+    rig.expect(max(waits) < 2.0, f"a rare job waited {max(waits):.1f} s beside the many")
+
+
+@scenario("F54", "a module of handlers that cannot be imported")
+def modules_are_broken(rig: Rig) -> None:
+    rig.start_workers()
+    rig.put_steadily()
+    rig.warm_up()
+    environment = {**os.environ, "MYXO_CHAOS_VERSION": "broken"}
+    rig.bites = 0
+    for _ in rig.moments(0.5, 1.0):
+        for command in ("runjobs", "check"):
+            ended = subprocess.run(
+                [sys.executable, "-m", "django", command],
+                cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30,
+            )  # fmt: skip
+            rig.expect(ended.returncode != 0, f"{command} starts with a broken module")
+            rig.expect(
+                "cannot be imported" in ended.stderr and "jobs.py" in ended.stderr,
+                f"{command} does not show the module's traceback: {ended.stderr[-300:]}",
+            )
+            rig.bite()

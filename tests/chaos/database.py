@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from random import Random
+from typing import Any
 
+import psutil
 import psycopg
+from django.db import connection
 
-from tests.chaos.rig import POSTGRES, Rig, mixed_work
+from tests.chaos.jobs import LEASE, Dirt, Long, Work
+from tests.chaos.rig import POSTGRES, Loss, Rig, Tree, mixed_work, short_work
 from tests.chaos.scenario import scenario
 
 # What a server that crashes, or is stopped, says to those who are or would be there.
@@ -36,6 +45,28 @@ def sessions_are_cut(rig: Rig) -> None:
     rig.measure_recovery(time.monotonic(), 3.0, "the last cut")
 
 
+@scenario("F6", "kill -9 of a server process, so that all of them restart", (POSTGRES,))
+def server_processes_are_killed(rig: Rig) -> None:
+    rig.expected_log = LEAVING
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    rig.put_steadily(make=mixed_work)
+    rig.warm_up()
+    rig.bites = 0
+    for _ in rig.moments(3.0, 6.0):
+        with rig.outage(), psycopg.connect(rig.server.url, autocommit=True) as admin:
+            sessions = admin.execute(
+                "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'chaos%' ORDER BY pid"
+            ).fetchall()
+            rig.server.kill_backend(rig.random.choice(sessions)[0])
+            with suppress(psycopg.OperationalError):
+                admin.execute("SELECT pg_sleep(10)")  # until this one is ended, too
+                rig.violate("the server outlived the death of one of its processes")
+            rig.server.wait_until_up()
+        rig.bite()
+        rig.measure_recovery(time.monotonic(), 5.0, "a crash")
+
+
 @scenario("F7", "pg_ctl stop -m immediate, then start", (POSTGRES,))
 def server_crashes(rig: Rig) -> None:
     rig.expected_log = LEAVING
@@ -51,3 +82,250 @@ def server_crashes(rig: Rig) -> None:
             rig.server.start()
         rig.bite()
         rig.measure_recovery(time.monotonic(), 5.0, "a restart")
+
+
+@scenario("F8", "no server for a long time", (POSTGRES,))
+def server_is_absent(rig: Rig) -> None:
+    rig.expected_log = LEAVING
+    alone = rig.start_workers()
+    supervised = rig.start_workers(processes=2)
+    rig.put_steadily(rate=30.0)
+    rig.warm_up()
+    # Live jobs, which nobody may take away though no lease can be renewed.
+    for _ in range(4):
+        rig.oracle.put(Long(rig.oracle.number(), rig.seconds + 8))
+    rig.wait_until(lambda: _live(rig) == 4, because="the long jobs run")
+    leaving = rig.start_workers("--grace", "2")
+    rig.oracle.stop()
+    rig.server.stop("fast")
+    time.sleep(2.0)
+    watched = [_Quiet(rig, tree) for tree in (alone, supervised)]
+    for place, _ in enumerate(rig.moments(2.0, 3.0)):
+        if place == 0:
+            _leave_within(rig, leaving, 2 + 2)
+    for one in watched:
+        one.check()
+    rig.server.start()
+    rig.bites = 1
+    started_at = time.monotonic()
+    connection.close()  # it died with the server
+    rig.oracle.put(Work(rig.oracle.number()))
+    rig.measure_recovery(started_at, 5.0, "the return of the server")
+
+
+def _live(rig: Rig) -> int:
+    from myxo_jobs.models import Job
+
+    return Job.objects.filter(topic="chaos.Long", status="running").count()
+
+
+def _leave_within(rig: Rig, tree: Tree, seconds: float) -> None:
+    """Ask a tree to drain that cannot reach the database; its jobs run again after their lease."""
+    since = time.monotonic()
+    pids = {tree.pid, *tree.workers()}
+    tree.send(signal.SIGTERM)
+    code = tree.wait(seconds)
+    rig.expect(code == 0, f"exit status {code} of a drain in {seconds:g} s without the database")
+    rig.losses += [Loss("kill", pid, since, time.monotonic()) for pid in pids]
+    rig.trees.remove(tree)
+    rig.retired.append(tree)
+    tree.kill()
+
+
+class _Quiet:
+    """How much a tree says and uses while there is nothing it can do."""
+
+    def __init__(self, rig: Rig, tree: Tree) -> None:
+        self._rig = rig
+        self._tree = tree
+        self._since = time.monotonic()
+        self._lines = len(tree.log().splitlines())
+        self._used = self._cpu_seconds()
+
+    def _cpu_seconds(self) -> float:
+        pids = {self._tree.pid, *self._tree.workers()}
+        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+    def check(self) -> None:
+        took = time.monotonic() - self._since
+        lines = self._tree.log().splitlines()[self._lines :]
+        most = (took / 10 + 1) * self._tree.processes
+        self._rig.expect(len(lines) <= most, f"{len(lines)} lines in {took:.0f} s: {lines[-3:]}")
+        used = (self._cpu_seconds() - self._used) / took
+        processes = len({self._tree.pid, *self._tree.workers()})
+        self._rig.expect(
+            used < 0.01 * processes, f"{used:.1%} of a core used by {processes} processes"
+        )
+
+
+@scenario("F9", "no server at the start of the workers", (POSTGRES,))
+def server_is_not_there_yet(rig: Rig) -> None:
+    rig.expected_log = LEAVING
+    rig.server.stop("fast")
+    trees = [rig.start_workers(wait=False), rig.start_workers(processes=2, wait=False)]
+    time.sleep(3.0)
+    watched = [_Quiet(rig, tree) for tree in trees]
+    time.sleep(rig.seconds)
+    for one, tree in zip(watched, trees, strict=True):
+        rig.expect("cannot reach the database" in tree.log(), "no clear line at the start")
+        rig.expect(tree.is_alive, "a worker ended since the server was not there")
+        one.check()
+    rig.server.start()
+    rig.bites = len(trees)
+    started_at = time.monotonic()
+    rig.put_steadily()
+    rig.measure_recovery(started_at, 5.0, "the start of the server")
+    rig.warm_up()
+
+
+@scenario("F36", "no session left on the server", (POSTGRES,))
+def sessions_run_out(rig: Rig) -> None:
+    rig.expected_log = [*LEAVING, r"FATAL:  sorry, too many clients already"]
+    rig.server.stop("fast")
+    rig.server.start(max_connections=30, superuser_reserved_connections=0)
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    rig.put_steadily(make=mixed_work)
+    rig.warm_up()
+    rig.bites = 0
+    for _ in rig.moments(0.5, 1.5):
+        sleepers = []
+        with suppress(psycopg.OperationalError):
+            while True:
+                sleepers.append(psycopg.connect(rig.server.url))
+        until = time.monotonic() + LEASE * rig.random.uniform(0.5, 1.5)
+        while time.monotonic() < until:
+            with suppress(psycopg.OperationalError):
+                sleepers.append(psycopg.connect(rig.server.url))
+            time.sleep(0.01)
+        for sleeper in sleepers:
+            sleeper.close()
+        rig.bites += bool(sleepers)
+        rig.measure_recovery(time.monotonic(), 5.0, "sessions were free again")
+
+
+@scenario("F38", "statement, lock and idle timeouts of 200 ms to 1 s", (POSTGRES,))
+def statements_time_out(rig: Rig) -> None:
+    cut = [
+        r"ERROR:  canceling statement due to (statement|lock) timeout",
+        r"FATAL:  terminating connection due to idle-(session|in-transaction) timeout",
+    ]
+    rig.expected_log = [*LEAVING, *cut]
+    limits = {
+        "statement_timeout": "200ms",
+        "lock_timeout": "100ms",
+        "idle_in_transaction_session_timeout": "500ms",
+        "idle_session_timeout": "1s",
+    }
+    with _admin(rig) as admin:
+        for name, value in limits.items():
+            admin.execute(f"ALTER ROLE postgres SET {name} = '{value}'")
+        rig.start_workers()
+        rig.start_workers(processes=2)
+        rig.put_steadily(make=mixed_work)
+        rig.warm_up()
+        for _ in rig.moments(0.5, 1.5):
+            with admin.transaction():
+                admin.execute("LOCK TABLE myxo_jobs IN ACCESS EXCLUSIVE MODE")
+                time.sleep(rig.random.uniform(0.1, 0.5))
+        rig.measure_recovery(time.monotonic(), 5.0, "the last lock")
+    log = rig.server.log()
+    rig.bites = sum(
+        log.count(kind) for kind in ("statement timeout", "lock timeout", "idle-session")
+    )
+
+
+@contextmanager
+def _admin(rig: Rig) -> Iterator[psycopg.Connection[Any]]:
+    """Connect as somebody whom no timeout meets."""
+    options = "-c statement_timeout=0 -c lock_timeout=0 -c idle_session_timeout=0"
+    options += " -c idle_in_transaction_session_timeout=0"
+    with psycopg.connect(rig.server.url, autocommit=True, options=options) as admin:
+        yield admin
+
+
+@scenario("F39", "the table locked for longer than a lease, as by a migration", (POSTGRES,))
+def table_is_locked(rig: Rig) -> None:
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    leaving = [rig.start_workers("--grace", "2"), rig.start_workers("--grace", "2", processes=2)]
+    rig.put_steadily(make=_long_work)
+    rig.warm_up()
+    rig.bites = 0
+    with _admin(rig) as admin:
+        for _ in rig.moments(1.0, 2.0):
+            with admin.transaction():
+                admin.execute("LOCK TABLE myxo_jobs IN ACCESS EXCLUSIVE MODE")
+                if rig.bites == 0:
+                    time.sleep(0.5)
+                    for tree in leaving:
+                        _leave_within(rig, tree, 2 + 2)
+                time.sleep(LEASE * rig.random.uniform(1.2, 2.5))
+            rig.bite()
+            rig.measure_recovery(time.monotonic(), 5.0, "the lock")
+
+
+def _long_work(number: int, chance: Random) -> Any:
+    """Return short jobs, and many that outlast a lock of the table."""
+    if number % 40 == 0:
+        return Long(number, seconds=LEASE * chance.uniform(3.0, 4.0))
+    return short_work(number, chance)
+
+
+@scenario(
+    "F40", "bulk retries, discards and puts of many rows at once, in opposite orders", (POSTGRES,)
+)
+def bulk_work_meets_itself(rig: Rig) -> None:
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    rig.put_steadily(make=_failing_work)
+    rig.warm_up()
+    rig.bites = 0
+
+    def serve(act: Callable[[Random], int]) -> None:
+        chance = Random(f"{rig.seed} {act.__name__}")
+        while not rig.is_over():
+            rig.bites = (rig.bites or 0) + act(chance)
+            time.sleep(0.02)
+        connection.close()
+
+    def retry(chance: Random) -> int:
+        from myxo_jobs import queue
+
+        again = queue.retry_failed("default", _some(chance))
+        rig.run_again.update(again)
+        return len(again)
+
+    def discard(chance: Random) -> int:
+        from myxo_jobs import queue
+
+        gone = queue.discard("default", _some(chance)[:20])
+        rig.discarded.update(gone)
+        return len(gone)
+
+    def touch(chance: Random) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE myxo_jobs SET priority = priority WHERE id = ANY (%s) AND worker = ''",
+                [_some(chance)],
+            )
+            return int(cursor.rowcount)
+
+    actions = [retry, discard, touch, retry, touch]
+    with ThreadPoolExecutor(len(actions)) as pool:
+        list(pool.map(serve, actions))
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM myxo_jobs WHERE failed RETURNING id")
+        rig.discarded.update(row[0] for row in cursor.fetchall())
+
+
+def _failing_work(number: int, chance: Random) -> Any:
+    return Dirt(number, "missing") if number % 3 == 0 else short_work(number, chance)
+
+
+def _some(chance: Random) -> list[int]:
+    from myxo_jobs.models import Job
+
+    ids = list(Job.objects.values_list("pk", flat=True)[:500])
+    chance.shuffle(ids)
+    return ids

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import signal
+from collections import Counter
 from random import Random
 
 import msgspec
 from django.db import connection
 
 from tests.chaos import zoo
-from tests.chaos.jobs import POISON_ATTEMPTS, POISONS, Poison, Zoo
-from tests.chaos.rig import POSTGRES, Rig, short_work
+from tests.chaos.jobs import (
+    HANG_ATTEMPTS,
+    POISON_ATTEMPTS,
+    POISONS,
+    AsyncHang,
+    Dirt,
+    Hang,
+    Leak,
+    Litter,
+    Poison,
+    Zoo,
+)
+from tests.chaos.oracle import Put
+from tests.chaos.rig import POSTGRES, Rig, level_of, short_work
 from tests.chaos.scenario import scenario
 
 
@@ -23,21 +37,115 @@ def handlers_kill(rig: Rig) -> None:
         how = list(POISONS)[number % len(POISONS)]
         poisons.append(rig.oracle.put(Poison(rig.oracle.number(), how)))
     rig.wait_until_drained()
+    rig.bites = _check_failed(rig, poisons, POISON_ATTEMPTS, "WorkerLost")
+
+
+def _check_failed(rig: Rig, puts: list[Put], attempts: int, cause: str) -> int:
+    """Check that jobs have failed after so many starts, telling a cause; return the starts."""
     from myxo_jobs.models import Job
 
     rows = {row["id"]: row for row in Job.objects.values("id", "status", "attempts", "error")}
-    begins = rig.begun()
-    rig.bites = 0
-    for put in poisons:
+    begins = Counter(line.job for line in rig.begun())
+    for put in puts:
         row = rows.get(put.job_id or 0, {})
-        starts = sum(line.job == put.job_id for line in begins)
-        rig.bites += starts
+        starts = begins[put.job_id or 0]
         rig.expect(row.get("status") == "failed", f"{put.request} ended as {row}")
         rig.expect(
-            starts == row.get("attempts") == POISON_ATTEMPTS,
-            f"{put.request} was started {starts} times, not {POISON_ATTEMPTS}: {row}",
+            starts == row.get("attempts") == attempts,
+            f"{put.request} was started {starts} times, not {attempts}: {row}",
         )
-        rig.expect("WorkerLost" in row.get("error", ""), f"{put.request} tells no cause: {row}")
+        rig.expect(cause in row.get("error", ""), f"{put.request} tells no cause: {row}")
+    return sum(begins[put.job_id or 0] for put in puts)
+
+
+@scenario("F23", "a handler that keeps a megabyte of each job, with --max-rss")
+def handlers_leak(rig: Rig) -> None:
+    alone = rig.start_workers("--max-rss", "150")
+    supervised = rig.start_workers("--max-rss", "150", processes=2)
+    rig.put_steadily(rate=60.0, make=lambda number, chance: Leak(number))
+    rig.warm_up(0.5)
+    rig.levels = {}  # they shall grow
+    for _ in rig.moments(0.5, 1.0):
+        for tree in (alone, supervised):
+            used = level_of(tree).rss_mib
+            rig.expect(used < 150 + 100, f"{used:.0f} MiB used in spite of --max-rss 150")
+    rig.wait_until_drained()
+    rig.bites = sum(tree.log().count(" is worn") for tree in (alone, supervised))
+    used_attempts = [line for line in rig.begun() if line.attempt > 1]
+    rig.expect(not used_attempts, f"attempts used by a replacement: {used_attempts[:3]}")
+
+
+@scenario("F24", "handlers that never end: in Python, in a lock, in C that keeps the interpreter")
+def handlers_hang(rig: Rig) -> None:
+    rig.start_workers("--grace", "2")
+    rig.start_workers("--grace", "2", processes=2)
+    rig.put_steadily(rate=30.0)
+    rig.warm_up()
+    hangs = []
+    hows = [*zoo.HANGS, "in the loop"]
+    for number, _ in enumerate(rig.moments(1.5, 2.5)):
+        how = hows[number % len(hows)]
+        number = rig.oracle.number()
+        request = AsyncHang(number) if how == "in the loop" else Hang(number, how)
+        hangs.append(rig.oracle.put(request))
+    rig.wait_until_drained()
+    rig.bites = _check_failed(rig, hangs, HANG_ATTEMPTS, "JobTimeout")
+
+
+@scenario("F25", "handlers that change what belongs to the whole process, or raise what ends it")
+def handlers_change_the_process(rig: Rig) -> None:
+    trees = [rig.start_workers(), rig.start_workers(processes=2)]
+    rig.put_steadily(make=_litter)
+    rig.warm_up()
+    animals = ["system exit", "interrupt", "generator exit", "base"]
+    strange = [
+        rig.oracle.put(Zoo(rig.oracle.number(), rig.random.choice(animals)))
+        for _ in rig.moments(0.05, 0.2)
+    ]
+    rig.wait_until_drained()
+    rig.bites = _check_failed(rig, strange, 2, "")
+    for tree in trees:
+        tree.send(signal.SIGTERM)
+        rig.expect(tree.wait(5) == 0, "a worker with changed surroundings did not drain")
+        rig.restart(tree)
+
+
+def _litter(number: int, chance: Random) -> msgspec.Struct:
+    what = ("no stdout", "a folder", "a mask", "a signal handler", "a locale")
+    return Litter(number, chance.choice(what)) if number % 5 == 0 else short_work(number, chance)
+
+
+@scenario("F26", "handlers that fork, or leave a child or a thread behind")
+def handlers_leave_processes(rig: Rig) -> None:
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    rig.put_steadily(make=_leavings)
+    rig.warm_up()
+    rig.bites = 0
+    for _ in rig.moments(0.2, 0.5):
+        rig.bites += sum(len(tree.descendants()) > tree.processes for tree in rig.trees)
+    rig.wait_until_drained()
+
+
+def _leavings(number: int, chance: Random) -> msgspec.Struct:
+    what = ("a fork", "a child", "a thread")
+    return Litter(number, chance.choice(what)) if number % 10 == 0 else short_work(number, chance)
+
+
+@scenario("F27", "handlers that leave a transaction, a setting or a lock in their connection")
+def handlers_leave_connections_dirty(rig: Rig) -> None:
+    rig.expected_log = [r'ERROR:  column "nothing_of_this_name" does not exist']
+    rig.start_workers()
+    rig.start_workers(processes=2)
+    rig.put_steadily(rate=30.0)
+    rig.warm_up()
+    kinds = [what for what in zoo.DIRT if rig.database == POSTGRES or what not in zoo.ONLY_POSTGRES]
+    rig.bites = 0
+    for _ in rig.moments(0.02, 0.1):
+        what = rig.random.choice(kinds)
+        rig.oracle.put(Dirt(rig.oracle.number(), what))
+        rig.oracle.put(Dirt(rig.oracle.number(), "nothing"))
+        rig.bites += what != "nothing"
 
 
 @scenario("F34", "errors that cannot be stored as they are, and one that cannot be stored at all")

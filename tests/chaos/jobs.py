@@ -5,38 +5,54 @@ Their leases are short, so that a run of seconds sees many of them end.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import hashlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import msgspec
 from django.db import connection
 
 from myxo_jobs import GiveUp, Run, job
-from tests import ledger
 from tests.chaos import zoo
+from tests.ledger import VARIABLE, Line
 
 LEASE = 2.0
 POISON_ATTEMPTS = 3
+
+
+@cache
+def _ledger() -> int:
+    # Opened once: some faults leave no descriptor to open it with.
+    return os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def write(event: str, name: str, run: Run, value: Any = None) -> None:
+    """Append a line to the ledger with one write: evidence that outlives this process."""
+    line = Line(event, name, run.id, run.attempt, os.getpid(), time.monotonic(), value)
+    os.write(_ledger(), msgspec.json.encode(line) + b"\n")
 
 
 @contextmanager
 def recorded(number: int, run: Run) -> Iterator[None]:
     """Write the begin of a run, and `end` or `raise` after it."""
     name = str(number)
-    ledger.write("begin", name=name, job=run.id, attempt=run.attempt)
+    write("begin", name, run)
     try:
         yield
     except BaseException as error:
         # What is sent to be stored, for the check of the row.
         value = type(error).__name__
-        ledger.write("raise", name=name, job=run.id, attempt=run.attempt, value=value)
+        write("raise", name, run, value)
         raise
-    ledger.write("end", name=name, job=run.id, attempt=run.attempt)
+    write("end", name, run)
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -81,7 +97,7 @@ class Stale(msgspec.Struct, frozen=True):
     seconds: float  # of the later runs
 
 
-@job(Stale, workers=4, lease=LEASE, attempts=4, backoff=0.05)
+@job(Stale, workers=8, lease=LEASE, attempts=4, backoff=0.05)
 def stale(request: Stale, run: Run) -> None:
     with recorded(request.number, run):
         # Steps, since a stopped process sleeps on once it is continued.
@@ -147,6 +163,119 @@ def once(request: Once, run: Run) -> None:
     with recorded(request.number, run):
         time.sleep(request.seconds)
 
+
+class Leak(msgspec.Struct, frozen=True):
+    """Keep a megabyte."""
+
+    number: int
+
+
+LEAKED: list[bytes] = []
+
+
+@job(Leak, workers=2, lease=LEASE)
+def leak(request: Leak, run: Run) -> None:
+    with recorded(request.number, run):
+        LEAKED.append(os.urandom(2**20))
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """Never end by itself."""
+
+    number: int
+    how: str
+
+
+HANG_ATTEMPTS = 2
+HANG_SECONDS = 1.0
+
+
+@job(Hang, lease=LEASE, attempts=HANG_ATTEMPTS, timeout=HANG_SECONDS, backoff=0.05)
+def hang(request: Hang, run: Run) -> None:
+    with recorded(request.number, run):
+        zoo.HANGS[request.how]()
+
+
+class AsyncHang(msgspec.Struct, frozen=True):
+    """Never end by itself, in the event loop."""
+
+    number: int
+
+
+@job(AsyncHang, lease=LEASE, attempts=HANG_ATTEMPTS, timeout=HANG_SECONDS, backoff=0.05)
+async def hang_in_the_loop(request: AsyncHang, run: Run) -> None:
+    with recorded(request.number, run):
+        await asyncio.Event().wait()
+
+
+class Litter(msgspec.Struct, frozen=True):
+    """Leave something behind in the process."""
+
+    number: int
+    what: str
+
+
+@job(Litter, lease=LEASE)
+def litter(request: Litter, run: Run) -> None:
+    with recorded(request.number, run):
+        zoo.LITTER[request.what]()
+
+
+class Dirt(msgspec.Struct, frozen=True):
+    """Leave something behind in the connection, or look whether somebody has."""
+
+    number: int
+    what: str
+
+
+@job(Dirt, lease=LEASE, attempts=1)
+def dirty(request: Dirt, run: Run) -> None:
+    with recorded(request.number, run):
+        zoo.DIRT[request.what]()
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """Tell the ledger what came."""
+
+    number: int
+    value: Any
+
+
+@job(Echo, workers=2, lease=LEASE)
+def echo(request: Echo, run: Run) -> None:
+    with recorded(request.number, run):
+        digest = hashlib.sha256(msgspec.json.encode(request.value)).hexdigest()
+        write("echo", str(request.number), run, digest)
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """Has a field that older payloads lack, and lacks one that they have."""
+
+    number: int
+    added: int
+    added_with_a_default: int = 0
+
+
+@job(Changed, lease=LEASE)
+def changed(request: Changed, run: Run) -> None:
+    with recorded(request.number, run):
+        pass
+
+
+class Rare(msgspec.Struct, frozen=True):
+    """Be put seldom, beside a busy topic."""
+
+    number: int
+
+
+@job(Rare, lease=LEASE)
+def rare(request: Rare, run: Run) -> None:
+    with recorded(request.number, run):
+        pass
+
+
+if os.environ.get("MYXO_CHAOS_VERSION") == "broken":
+    raise RuntimeError("this version of the jobs cannot be imported")
 
 if os.environ.get("MYXO_CHAOS_VERSION") != "old":
 

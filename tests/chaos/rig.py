@@ -71,10 +71,21 @@ class Tree:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def processes(self) -> int:
+        """How many worker processes it has."""
+        return int(self.options[1]) if "--processes" in self.options else 1
+
     def children(self) -> list[int]:
         """Return the pids of its worker processes."""
         with suppress(psutil.NoSuchProcess):
             return [child.pid for child in psutil.Process(self.pid).children()]
+        return []
+
+    def descendants(self) -> list[int]:
+        """Return the pids of all processes under it."""
+        with suppress(psutil.NoSuchProcess):
+            return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
         return []
 
     def workers(self) -> list[int]:
@@ -132,6 +143,10 @@ class Rig:
         self.bites: int | None = None
         # Lines of PostgreSQL's log, as regular expressions, that the fault explains.
         self.expected_log: list[str] = []
+        # Jobs that somebody has deleted on purpose.
+        self.discarded: set[int] = set()
+        # Failed jobs that somebody has told to run again.
+        self.run_again: set[int] = set()
         # Topics whose jobs nobody runs, and so may wait at the end.
         self.unhandled: set[str] = set()
         # How long the queue may take to drain, once the faults are over.
@@ -166,7 +181,7 @@ class Rig:
         tree = Tree(options, log, variables)
         self.trees.append(tree)
         if wait:
-            self.wait_for_start(tree, max(processes, 1))
+            self.wait_for_start(tree, tree.processes)
         return tree
 
     def wait_for_start(self, tree: Tree, times: int = 1) -> None:
@@ -254,6 +269,20 @@ class Rig:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             self.losses.append(Loss("kill", pid, since, time.monotonic(), within))
+
+    def kill_tree(self, tree: Tree, *, within: float | None) -> None:
+        """Kill a whole process group, as if its host were gone."""
+        pids = {tree.pid, *tree.workers()}
+        since = time.monotonic()
+        tree.kill()
+        now = time.monotonic()
+        self.losses += [Loss("kill", pid, since, now, within) for pid in pids]
+
+    def restart(self, tree: Tree) -> None:
+        """Start a tree that has ended again."""
+        starts = tree.log().count(" started using=")
+        tree.start()
+        self.wait_for_start(tree, starts + tree.processes)
 
     def pause(self, pid: int, seconds: float) -> None:
         """Stop a process for so long."""

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import locale
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+
+from django.db import connection, transaction
 
 REFUSED = "the database refuses this error"
 
@@ -59,3 +70,106 @@ ANIMALS: dict[str, Callable[[], None]] = {
     # Not for its text: a constraint that the scenario adds refuses the row.
     "refused": _raise(lambda: ValueError(REFUSED)),
 }
+
+
+# -- handlers that never end ---------------------------------------------------
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _sleep() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def _wait_for_a_lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def _keep_the_interpreter() -> None:
+    ctypes.PyDLL(None).sleep(3600)  # C code that does not let other threads run
+
+
+HANGS: dict[str, Callable[[], None]] = {
+    "spins": _spin,
+    "sleeps": _sleep,
+    "waits for a lock": _wait_for_a_lock,
+    "keeps the interpreter": _keep_the_interpreter,
+}
+
+
+# -- what is left in the process -----------------------------------------------
+
+
+def _fork() -> None:
+    if os.fork() == 0:
+        time.sleep(0.5)
+        os._exit(0)
+
+
+def _change_signals() -> None:
+    with suppress(ValueError):  # only the main thread may
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+LITTER: dict[str, Callable[[], object]] = {
+    "a fork": _fork,
+    "a child": lambda: subprocess.Popen(["sleep", "1"]),
+    "a thread": lambda: threading.Thread(target=time.sleep, args=(1,), daemon=True).start(),
+    "no stdout": lambda: sys.stdout.close(),
+    "a folder": lambda: os.chdir("/"),
+    "a mask": lambda: os.umask(0o777),
+    "a signal handler": _change_signals,
+    "a locale": lambda: locale.setlocale(locale.LC_ALL, "C"),
+}
+
+
+# -- what is left in the connection ---------------------------------------------
+
+
+def _execute(*statements: str) -> None:
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def _abort() -> None:
+    _execute("BEGIN")
+    with suppress(Exception):
+        _execute("SELECT nothing_of_this_name")
+
+
+def _leave_a_block() -> None:
+    transaction.atomic().__enter__()
+    _execute("SELECT 1")
+
+
+def _probe() -> None:
+    """Raise unless the connection is as Django makes it."""
+    assert not connection.in_atomic_block
+    assert connection.get_autocommit()
+    _execute("SELECT 1", "BEGIN", "SELECT count(*) FROM myxo_jobs WHERE id = 0", "ROLLBACK")
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT current_setting('search_path'), count(*) FROM pg_locks "
+                "WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+            )
+            assert cursor.fetchone() == ('"$user", public', 0)
+
+
+DIRT: dict[str, Callable[[], object]] = {
+    "nothing": _probe,
+    "a transaction": lambda: _execute("BEGIN", "SELECT 1 FROM myxo_jobs"),
+    "an aborted transaction": _abort,
+    "a block": _leave_a_block,
+    "no autocommit": lambda: connection.set_autocommit(False),
+    "a search path": lambda: _execute("SET search_path TO pg_catalog"),
+    "a session lock": lambda: _execute("SELECT pg_advisory_lock(7)"),
+}
+ONLY_POSTGRES = ("a search path", "a session lock")
