@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
 from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 
 from myxo_jobs.errors import HandlerConflict, HandlerInvalid, PayloadInvalid, seconds_of
 from myxo_jobs.payloads import Codec
@@ -131,6 +132,27 @@ class Registry:
             )
         return handler
 
+    def choose(
+        self, topics: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, Handler]:
+        """Return the handlers of some topics, all if None, without the excluded.
+
+        Raises ImproperlyConfigured for a topic that has none, and when nothing is left.
+        """
+        if isinstance(topics, str) or isinstance(exclude, str):
+            raise TypeError("topics and exclude take a list of topics, not one text")
+        unknown = {*(topics or ()), *(exclude or ())} - self._by_topic.keys()
+        if unknown:
+            raise ImproperlyConfigured(
+                f"no handler for topic {', '.join(sorted(unknown))}; "
+                f"there are: {', '.join(sorted(self._by_topic)) or 'none'}"
+            )
+        wanted = self._by_topic if topics is None else topics
+        chosen = {name: self._by_topic[name] for name in wanted if name not in (exclude or ())}
+        if not chosen and self._by_topic:
+            raise ImproperlyConfigured("no topic is left to serve: name one, or exclude fewer")
+        return chosen
+
     def __iter__(self) -> Iterator[Handler]:
         return iter(list(self._by_topic.values()))
 
@@ -200,7 +222,7 @@ def job(
             raise HandlerInvalid(where, "atomic is for plain functions, this one is async")
         try:
             codec = Codec(request)
-        except TypeError as error:
+        except (TypeError, NameError) as error:
             raise HandlerInvalid(where, f"request {request.__qualname__}: {error}") from error
         registry.add(
             Handler(
@@ -294,9 +316,11 @@ def _check_topic(where: str, topic: object) -> None:
         raise HandlerInvalid(
             where, f"topic has {len(topic)} characters, {TOPIC_CHARACTERS} are allowed"
         )
-    if "," in topic or topic != topic.strip():
+    if "," in topic or topic != topic.strip() or not topic.isprintable():
         raise HandlerInvalid(
-            where, f"topic {topic!r} has a comma or outer spaces, which --topics cannot name"
+            where,
+            f"topic {topic!r} has a comma, outer spaces or a control character, "
+            "which --topics cannot name",
         )
 
 

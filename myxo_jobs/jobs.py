@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.db import connections
 from django.db.models import DateTimeField
 from django.utils import timezone
@@ -176,9 +177,11 @@ def _due(delay: float | timedelta | None, at: datetime | None) -> Due:
         if timezone.is_naive(at):
             at = timezone.make_aware(at)
     try:
-        return at.astimezone(UTC)
+        moment = at.astimezone(UTC)
+        moment.astimezone(UTC if settings.USE_TZ else timezone.get_default_timezone())
     except OverflowError:
-        raise ValueError(f"at of {at} is beyond the years 1 to 9999 in UTC") from None
+        raise ValueError(f"at of {at} is beyond the years 1 to 9999") from None
+    return moment
 
 
 def _check_priority(priority: object) -> int:

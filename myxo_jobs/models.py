@@ -63,11 +63,12 @@ def sqlite_moment(moment: datetime) -> str:
     return f"{utc:%Y-%m-%d %H:%M:%S}.{utc.microsecond // 1000:03d}".rjust(23, "0")
 
 
-def moment_of(raw: datetime | str) -> datetime:
-    """Return a moment that a driver gave, of any database, as the model's fields give it."""
-    if isinstance(raw, datetime):
-        return raw
-    moment = datetime.fromisoformat(raw).replace(tzinfo=UTC)
+def moment_of(raw: float | str) -> datetime:
+    """Return a moment as the model's fields give it: of seconds since 1970, or SQLite's text."""
+    if isinstance(raw, str):
+        moment = datetime.fromisoformat(raw).replace(tzinfo=UTC)
+    else:
+        moment = datetime.fromtimestamp(raw, UTC)
     return moment if settings.USE_TZ else timezone.make_naive(moment)
 
 

@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ from myxo_jobs.models import Job
 
 logger = logging.getLogger("myxo_jobs")
 
+ID_RANGE = range(1, 2**63)  # SQLite's driver refuses larger numbers
 # A wake-up is not repeated within this window: a worker that found work keeps
 # looking for longer than that before it sleeps.
 WAKE_WINDOW_SECONDS = 0.05
@@ -121,7 +123,10 @@ def put(
         return None
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug(
-            "job=%s topic=%s put", job_id, row.topic, extra={"job": job_id, "topic": row.topic}
+            "job=%s topic=%s attempt=0 put",
+            job_id,
+            row.topic,
+            extra={"job": job_id, "topic": row.topic, "attempt": 0},
         )
     wake(connection, [row.topic])
     return job_id
@@ -158,7 +163,7 @@ def put_alone(
 
 def put_many(connection: BaseDatabaseWrapper, rows: Sequence[Row], *, due: Due) -> int:
     """Add jobs in one transaction; return how many, those whose key was there not counted."""
-    with transaction.atomic(using=connection.alias):
+    with _one_transaction(connection):
         count = database_of(connection).insert_many(connection, rows, due)
         topics = {row.topic for row in rows}
         if count:
@@ -168,6 +173,17 @@ def put_many(connection: BaseDatabaseWrapper, rows: Sequence[Row], *, due: Due) 
     if count < len(rows):
         logger.info("topics=%s not put jobs=%d: their keys are there", names, len(rows) - count)
     return count
+
+
+def _one_transaction(connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:
+    """Make a block a transaction, or a part of the caller's.
+
+    With autocommit off outside any block the caller's is open already; there `atomic`
+    would make a savepoint, and on SQLite the release of the outermost one commits.
+    """
+    if connection.in_atomic_block or connection.get_autocommit():
+        return transaction.atomic(using=connection.alias)
+    return nullcontext()
 
 
 def _tell_who_holds(connection: BaseDatabaseWrapper, key: str | None) -> None:
@@ -521,16 +537,19 @@ def _one_less(database: Database) -> str:
 # -- a person's part ----------------------------------------------------------
 
 
+RETRY_FAILED = """
+UPDATE myxo_jobs SET failed = false, attempts = 0,
+    due = CASE WHEN due > {now} THEN {now} ELSE due END
+WHERE failed AND"""
+
+
 def retry_failed(alias: str, job_ids: Iterable[int]) -> set[int]:
     """Run failed jobs again, now, with all their attempts; return the ids of those that were."""
     connection = connections[alias]
     # One statement: one that reads before it writes can be refused by SQLite.
-    with transaction.atomic(using=alias):
-        retried = _change(
-            connection,
-            "UPDATE myxo_jobs SET failed = false, attempts = 0 WHERE failed AND",
-            job_ids,
-        )
+    statement = RETRY_FAILED.format(now=database_of(connection).now.replace("%", "%%"))
+    with _one_transaction(connection):
+        retried = _change(connection, statement, job_ids)
         if retried:
             wake(connection, set(retried.values()))
     return set(retried)
@@ -548,7 +567,7 @@ def _change(
     connection: BaseDatabaseWrapper, statement: str, job_ids: Iterable[int]
 ) -> dict[int, str]:
     """Run a statement on jobs; return the ids of those it met, and their topics."""
-    ids = list(job_ids)
+    ids = [job_id for job_id in job_ids if job_id in ID_RANGE]
     if not ids:
         return {}
     places = ", ".join(["%s"] * len(ids))

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
@@ -21,7 +21,7 @@ from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
 from myxo_jobs.queue import Claim, Tokens
 from myxo_jobs.worker import Worker
-from myxo_jobs.worker.running import Outcome, Surroundings, run, run_async
+from myxo_jobs.worker.running import Outcome, Surroundings, outcome_of, run, run_async
 from myxo_jobs.worker.settling import STORES
 
 __all__ = ["Worker", "put_jobs", "run_jobs"]
@@ -84,7 +84,7 @@ def put_jobs(request: type[R] | None = None) -> list[R]:
 def _claim_next(
     connection: BaseDatabaseWrapper, token: str, delayed: bool, topics: Sequence[str] | None
 ) -> Claim | None:
-    served = {h.topic: h for h in registry if topics is None or h.topic in topics}
+    served = registry.choose(topics)
     rows = Job.objects.using(connection.alias).filter(
         topic__in=served, failed=False, worker="", due__isnull=False
     )
@@ -119,4 +119,7 @@ def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:
                 raise _RollBack
     except _RollBack:
         pass
+    except DatabaseError as error:
+        # The handler went on after a failed statement: its savepoint cannot be kept.
+        outcome = outcome_of(claim, error)
     return outcome

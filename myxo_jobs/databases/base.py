@@ -154,8 +154,8 @@ class Database(ABC):
 
         Returns (id, payload, key, attempts, created_at, suspect) of each, in the
         order to run them; `key` and `created_at` only if `told`, since a driver takes
-        longer for a moment than for the rest of a row. A suspect is a job whose last claim ended with its lease:
-        it is taken only if `suspects`, and then alone.
+        longer for a moment than for the rest of a row. A suspect is a job whose last
+        claim ended with its lease: it is taken only if `suspects`, and then alone.
         """
 
     @abstractmethod

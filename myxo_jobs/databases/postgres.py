@@ -37,6 +37,9 @@ ROWS_A_STATEMENT = 5_000
 # wait for the drive. The setting lasts for the statement's own transaction.
 UNFLUSHED = "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
 
+# The column's own limit is one above; somebody may have written it there.
+MOST_ATTEMPTS = 2_147_483_646
+
 # Its conditions are literals, so that the planner can use the partial index.
 WAITING = "NOT failed AND due IS NOT NULL"
 
@@ -77,7 +80,7 @@ taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1)
 UPDATE myxo_jobs AS job
 SET worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
-    attempts = CASE WHEN job.again IS NULL THEN job.attempts + 1 ELSE 1 END,
+    attempts = CASE WHEN job.again IS NULL THEN least(job.attempts, {MOST_ATTEMPTS}) + 1 ELSE 1 END,
     payload = coalesce(job.again, job.payload),
     again = NULL,
     started_at = statement_timestamp()
@@ -88,7 +91,7 @@ CLAIMS = {
     (suspects, told): CLAIM.format(
         claimable=CLAIMABLE if suspects else FRESH,
         key="job.key" if told else "NULL",
-        created_at="job.created_at" if told else "NULL",
+        created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
     )
     for suspects in (True, False)
     for told in (True, False)
@@ -390,7 +393,8 @@ class PostgreSQLListener(Listener):
             self._database.notify(other, [probe])
         finally:
             other.close()
-        return probe in self._payloads(2.0)
+        # Any wake-up proves it, also one of a put that came first.
+        return bool(self._payloads(2.0))
 
     def _payloads(self, seconds: float) -> list[str]:
         with self._connection.wrap_database_errors:

@@ -16,6 +16,8 @@ AHEAD_SECONDS = 0.2
 MOST_AHEAD = 1_000
 # A claimed job that has not started is given back before it has waited for a second.
 UNSTARTED_SECONDS = 0.8
+# How often a topic that always has jobs ahead makes room for a suspect.
+ASK_FOR_SUSPECTS_SECONDS = 1.0
 # How much the newest jobs weigh in the mean run time.
 NEWEST_WEIGHT = 0.3
 
@@ -30,8 +32,11 @@ class Lane:
         # Whether a claim may find something: set by wake-ups and looks, unset when one
         # comes back empty.
         self.hopeful = True
-        # Takes no suspects before this moment of the monotonic clock.
+        # Moments of the monotonic clock: it takes no suspects before this one, asked for
+        # some at this one, and claims nothing before this one.
         self.suspects_after = 0.0
+        self.suspects_asked_at = 0.0
+        self.claims_after = 0.0
         self.in_hand = 0
         # When few enough wait that the next claim should be under way.
         self.low = 0
@@ -40,9 +45,16 @@ class Lane:
         # (how many claims were taken up to then, when) of claims that may be unstarted.
         self._batches: deque[tuple[int, float]] = deque()
 
-    def room(self) -> int:
-        """Return how many jobs to claim now; 0 while enough are waiting."""
-        ahead = self._ahead()
+    def room(self, now: float, *, suspects: bool) -> int:
+        """Return how many jobs to claim now; 0 while enough are waiting.
+
+        A suspect is claimed only into a free slot, and a topic with jobs ahead has none.
+        So now and then none is claimed ahead, if `suspects` may be taken at all.
+        """
+        if now < self.claims_after:
+            return 0
+        is_time_to_ask = suspects and now - self.suspects_asked_at > ASK_FOR_SUSPECTS_SECONDS
+        ahead = 0 if is_time_to_ask else self._ahead()
         self.low = ahead // 2
         if self.in_hand >= self.size and self.slots.waiting() > self.low:
             return 0

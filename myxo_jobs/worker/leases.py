@@ -40,6 +40,8 @@ class LeaseKeeper:
         self._claims: set[Claim] = set()
         self._nudge = threading.Event()
         self._renewed = threading.Condition()
+        # Whether a claim could not be renewed because somebody has its row locked.
+        self.has_locked = False
         self._stopped = False
         self._connection: BaseDatabaseWrapper | None = None
         self._thread = threading.Thread(target=self._serve, name="myxo_jobs leases", daemon=True)
@@ -115,6 +117,7 @@ class LeaseKeeper:
             if claim.lease_ends - now < claim.handler.lease * RENEW_BELOW
             or claim.extended_until > claim.lease_ends
         ]
+        locked = 0
         for start in range(0, len(due), LARGEST_BATCH):
             batch = due[start : start + LARGEST_BATCH]
             renewed = queue.renew(self._connect(), batch)
@@ -122,15 +125,18 @@ class LeaseKeeper:
                 self._board.renewed(batch)
             with self._renewed:
                 self._renewed.notify_all()
-            self._drop_lost([claim for claim in batch if claim.job_id not in renewed])
+            locked += self._drop_lost([claim for claim in batch if claim.job_id not in renewed])
+        self.has_locked = locked > 0
 
-    def _drop_lost(self, claims: list[Claim]) -> None:
-        """Renew no more what was claimed again or deleted; a row that is locked stays."""
-        if claims:
-            held = queue.still_held(self._connect(), claims)
-            for claim in claims:
-                if claim.job_id not in held:
-                    self.release(claim)
+    def _drop_lost(self, claims: list[Claim]) -> int:
+        """Renew no more what was claimed again or deleted; return how many are locked."""
+        if not claims:
+            return 0
+        held = queue.still_held(self._connect(), claims)
+        for claim in claims:
+            if claim.job_id not in held:
+                self.release(claim)
+        return len(held)
 
 
 def close_quietly(connection: BaseDatabaseWrapper) -> None:

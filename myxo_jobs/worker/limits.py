@@ -73,16 +73,17 @@ class TimeLimits:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
-    def call(self, claim: Claim, arguments: Iterable[Any]) -> None:
-        """Call a plain handler; raise JobTimeout in it when it takes too long.
+    def call(self, claim: Claim, arguments: Iterable[Any]) -> object:
+        """Call a plain handler; return what it returns.
 
-        And after it where it has swallowed that: the run is a failed attempt.
+        Raises JobTimeout in it when it takes too long, and after it where it has swallowed
+        that: the run is a failed attempt.
         """
         limit = _Limit(claim, threading.get_ident(), _deadline(claim))
         struck_already = False
         try:
             self._enter(limit)
-            claim.handler.function(*arguments)
+            return claim.handler.function(*arguments)
         except JobTimeout:
             struck_already = True
             raise

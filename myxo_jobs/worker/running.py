@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -109,9 +110,15 @@ def run(claim: Claim, around: Surroundings) -> Outcome:
 def _call(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> None:
     """Call the handler, within its timeout: nothing but its own code is interrupted."""
     if claim.handler.timeout is None or around.limits is None:
-        claim.handler.function(*arguments)
+        returned = claim.handler.function(*arguments)
     else:
-        around.limits.call(claim, arguments)
+        returned = around.limits.call(claim, arguments)
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise TypeError(
+            f"{claim.handler.where} returned a coroutine, which nobody awaits: it is an async "
+            "function behind a plain decorator; make the decorator's wrapper async, too"
+        )
 
 
 async def run_async(claim: Claim, around: Surroundings) -> Outcome:

@@ -202,5 +202,6 @@ def tell_of(outcome: Outcome) -> None:
         queue.tell(logging.WARNING, claim, "given back")
     else:
         words = "failed for good error=%s"
-        queue.tell(logging.ERROR, claim, words, outcome.error[:200], error=outcome.raised)
+        first_line = outcome.error.partition("\n")[0][:200]
+        queue.tell(logging.ERROR, claim, words, first_line, error=outcome.raised)
     outcome.raised = None

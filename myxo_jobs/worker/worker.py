@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from myxo_jobs import queue
@@ -27,6 +25,7 @@ from myxo_jobs.worker.limits import TimeLimits, rss_mib
 from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
+from myxo_jobs.worker.suspects import HEAD_START_SECONDS, Suspects
 from myxo_jobs.worker.waking import Waking
 
 logger = logging.getLogger("myxo_jobs")
@@ -38,6 +37,8 @@ LOOK_ON_EVERY_SECONDS = 0.01
 # Outcomes wait for others at most so long, while there is more to run.
 SETTLE_SECONDS = 0.005
 OUTAGE_LOG_SECONDS = 10.0
+# A topic whose claim the database refuses for its own sake is tried again after so long.
+BROKEN_LANE_SECONDS = 10.0
 RSS_EVERY_SECONDS = 1.0
 # A run that should have ended by its timeout and the grace gets so much more before
 # the supervisor ends its process.
@@ -80,16 +81,17 @@ class Worker:
         self.drain = drain
         self.grace = settings().grace_seconds if grace is None else grace
         self.poll = settings().poll_seconds if poll is None else poll
-        self.handlers = _choose(topics, exclude, workers)
+        self.handlers = [
+            msgspec.structs.replace(handler, workers=workers or handler.workers)
+            for handler in registry.choose(topics, exclude).values()
+        ]
         self.error: BaseException | None = None
         # Why this process should not go on, empty while it should.
         self.worn = ""
         # Runs that were interrupted, until their handler has left.
         self.timed_out: set[Claim] = set()
         self._has_interrupted = False
-        # The suspects in hand, and whether each is in the later half of its attempts.
-        self._suspects: dict[Claim, bool] = {}
-        self._late_suspect_waits = False
+        self._suspects = Suspects()
         self._max_jobs = max_jobs
         self._max_rss = max_rss
         self._ended_jobs = 0
@@ -162,6 +164,8 @@ class Worker:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the worker's end; tell whether it has ended. Raises what made it end."""
+        if self._thread.ident is None:
+            return True  # it was never started
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
@@ -235,8 +239,10 @@ class Worker:
         now = time.monotonic()
         moments = [self._next_look]
         for lane in self._lanes.values():
-            if lane.hopeful and lane.room():
+            if lane.hopeful and self._room(lane, now):
                 return 0.0
+            if lane.hopeful and lane.claims_after > now:
+                moments.append(lane.claims_after)
             oldest = lane.oldest_unstarted()
             if oldest is not None:
                 moments.append(oldest + UNSTARTED_SECONDS)
@@ -257,11 +263,9 @@ class Worker:
             outcome = self._ended.popleft()
             self._ended_jobs += 1
             self.timed_out.discard(outcome.claim)
-            if self._suspects.pop(outcome.claim, None) is not None:
+            if self._suspects.ended(outcome.claim, well=outcome.verb in ("complete", "none")):
                 self._next_look = 0.0  # others may have waited for its end
             by_topic[outcome.claim.handler.topic].append(outcome)
-        if not self._suspects:
-            self._late_suspect_waits = False
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
             self._settling.add(outcomes)
@@ -287,7 +291,7 @@ class Worker:
     def _give_back(self, claims: Iterable[Claim]) -> None:
         """Give back claims that were not started."""
         for claim in claims:
-            self._suspects.pop(claim, None)
+            self._suspects.ended(claim, well=False)
             self._settling.add([unstarted(claim)])
 
     def _look(self) -> None:
@@ -312,69 +316,66 @@ class Worker:
         for lane in self._lanes.values():
             if self._stopping or self.worn:
                 return
-            room = min(lane.room(), self._room_here()) if lane.hopeful else 0
+            began = time.monotonic()
+            room = self._room(lane, began) if lane.hopeful else 0
             if not room:
                 continue
-            began = time.monotonic()
             lane.hopeful = False  # before the claim: a wake-up during it sets it again
             claims = self._claim_for(lane, room, began)
-            if claims:
-                lane.hopeful = True
-                self._look_on(began)
-                if self._must_wait(claims[0]):
-                    self._late_suspect_waits = True
-                    self._give_back(claims)
-                else:
-                    lane.take(claims)
+            if not claims:
+                continue
+            lane.hopeful = True
+            self._look_on(began)
+            if self._suspects.admit(claims[0], began):
+                lane.take(claims)
+            else:
+                self._give_back(claims)
+            if claims[0].suspect:
+                self._next_look = min(self._next_look, began + HEAD_START_SECONDS)
 
-    def _room_here(self) -> int:
-        """Return how many more jobs this process may claim now, for all topics together."""
-        room = sys.maxsize if self._board is None else self._board.room
-        if self._max_jobs is None:
-            return room
-        in_hand = sum(lane.in_hand for lane in self._lanes.values())
-        return min(room, max(self._max_jobs - self._ended_jobs - in_hand, 0))
-
-    def _must_wait(self, claim: Claim) -> bool:
-        """Tell whether a suspect may not run beside those in hand; take note of one that may.
-
-        Of jobs whose workers died, one may be the killer and the others bystanders, each
-        time charged with it. So in the later half of its attempts a suspect runs as the
-        only one of its process.
-        """
-        if not claim.suspect:
-            return False
-        is_late = claim.attempt > claim.handler.attempts / 2
-        if is_late and self._suspects:
-            return True
-        self._suspects[claim] = is_late
-        return False
+    def _room(self, lane: Lane, now: float) -> int:
+        """Return how many jobs of a topic to claim now."""
+        room = lane.room(now, suspects=self._may_take_suspects(lane, now))
+        if self._board is not None:
+            room = min(room, self._board.room)
+        if self._max_jobs is not None:
+            in_hand = sum(lane.in_hand for lane in self._lanes.values())
+            room = min(room, max(self._max_jobs - self._ended_jobs - in_hand, 0))
+        return room
 
     def _claim_for(self, lane: Lane, room: int, now: float) -> list[Claim]:
         connection = self._own()
+        suspects = lane.has_free_slot() and self._may_take_suspects(lane, now)
         if self._board is not None:
             self._board.claiming(True)
-        claims = queue.claim(
-            connection,
-            lane.handler,
-            room,
-            token=self._tokens.next(),
-            suspects=self._may_take_suspects(lane, now),
-        )
+        try:
+            claims = queue.claim(
+                connection, lane.handler, room, token=self._tokens.next(), suspects=suspects
+            )
+        except (OperationalError, InterfaceError):
+            raise
+        except DatabaseError:
+            # Not an outage, but something in this topic's rows: the others go on.
+            logger.exception("topic=%s cannot be claimed, tried again later", lane.handler.topic)
+            lane.hopeful = True
+            lane.claims_after = now + BROKEN_LANE_SECONDS
+            return []
         self._keeper.hold(claims)
         if self._board is not None:
             self._board.claiming(False)
+        if suspects and not (claims and claims[0].suspect):
+            lane.suspects_asked_at = now
         return claims
 
     def _may_take_suspects(self, lane: Lane, now: float) -> bool:
-        # A suspect starts at once or is not taken. And after an outage the living
-        # holders renew first: what looks expired then is mostly theirs.
+        # After an outage the living holders renew first: what looks expired then is
+        # mostly theirs. And while somebody has a row of ours locked, its lease may end
+        # without that anybody else holds it.
         return (
-            lane.has_free_slot()
-            and self._outage_since is None
+            self._outage_since is None
             and now >= lane.suspects_after
-            and not any(self._suspects.values())
-            and not self._late_suspect_waits
+            and not self._keeper.has_locked
+            and self._suspects.may_claim(now)
         )
 
     def _own(self) -> BaseDatabaseWrapper:
@@ -536,21 +537,3 @@ class Worker:
 
 def _tell_of_timeout(claim: Claim) -> None:
     queue.tell(logging.WARNING, claim, "timed out after %gs", claim.handler.timeout)
-
-
-def _choose(
-    topics: Sequence[str] | None, exclude: Sequence[str] | None, workers: int | None
-) -> list[Handler]:
-    """Return the handlers of the topics asked for, each with so many `workers` if given."""
-    handlers = {handler.topic: handler for handler in registry}
-    unknown = {*(topics or ()), *(exclude or ())} - handlers.keys()
-    if unknown:
-        raise ImproperlyConfigured(
-            f"no handler for topic {', '.join(sorted(unknown))}; "
-            f"there are: {', '.join(sorted(handlers)) or 'none'}"
-        )
-    wanted = handlers.keys() if topics is None else topics
-    chosen = [handlers[topic] for topic in wanted if topic not in (exclude or ())]
-    if workers is None:
-        return chosen
-    return [msgspec.structs.replace(handler, workers=workers) for handler in chosen]

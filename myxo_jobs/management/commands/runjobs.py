@@ -24,6 +24,8 @@ from myxo_jobs.worker import Supervisor, Worker
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WAIT_SECONDS = 0.5
+# How long a worker gets, after the grace, to end by itself.
+LEAVE_SECONDS = 2.0
 # How a process that replaces itself hands on the runs that it could not interrupt.
 TIMED_OUT_VARIABLE = "MYXO_JOBS_TIMED_OUT"
 
@@ -145,8 +147,7 @@ def _start_afresh(worker: Worker) -> None:
         for claim in worker.timed_out
     ]
     os.environ[TIMED_OUT_VARIABLE] = msgspec.json.encode(left).decode()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     arguments = get_child_arguments()
     os.execv(arguments[0], arguments)  # noqa: S606 - this very command
 
@@ -191,16 +192,27 @@ class _Stop:
             _exit_now(128 + number)
         self._asked = True
         self._worker.request_stop()
+        # A statement that meets a locked table may wait far beyond the grace.
+        leave = threading.Timer(self._worker.grace + LEAVE_SECONDS, _exit_now, [0])
+        leave.daemon = True
+        leave.start()
 
 
 def _exit_now(status: int) -> None:
     """End the process, whatever its threads do."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(status)
 
 
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # It may be missing, closed by a handler, or read by nobody.
+        with suppress(AttributeError, ValueError, OSError):
+            stream.flush()
+
+
 def _names(text: str | None) -> list[str] | None:
+    """Return the names in an option; an empty list where it names none."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
