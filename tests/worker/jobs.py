@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -348,3 +349,17 @@ def tally(request: Tally, run: Run) -> None:
         note = Note.objects.get(pk=request.note_id)
         note.words = len(note.text.split())
         note.save()
+
+
+class Mute(msgspec.Struct, frozen=True):
+    """Close standard output, then take some seconds."""
+
+    name: str
+    seconds: float = 0.0
+
+
+@job(Mute)
+def mute(request: Mute, run: Run) -> None:
+    sys.stdout.close()
+    begin(request.name, run)
+    time.sleep(request.seconds)

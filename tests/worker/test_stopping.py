@@ -14,7 +14,7 @@ from myxo_jobs import Jobs, job
 from myxo_jobs.models import Job
 from myxo_jobs.testing import Worker
 from tests.rig import wait_until
-from tests.worker.jobs import Patient, Slow
+from tests.worker.jobs import Mute, Patient, Slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -180,3 +180,13 @@ def test_stopping_a_worker_in_process_waits_for_its_jobs():
     assert wait_until(lambda: running.join(0.1), because="it ends with its job")
     assert ended == ["runs"]
     assert [(row.status, row.attempts) for row in Job.objects.all()] == [("pending", 0)]
+
+
+def test_a_worker_whose_handler_closed_its_output_leaves_at_the_second_signal(runjobs, ledger):
+    process = runjobs("--topics", "worker.Mute")
+    jobs.put(Mute("held", seconds=60))
+    wait_until(lambda: ledger.count("begin", name="held") == 1, because="it runs")
+    process.send(signal.SIGTERM)
+    process.wait_for_log(" drains ")
+    process.send(signal.SIGTERM)
+    assert process.wait(within=3) == 128 + signal.SIGTERM
