@@ -18,6 +18,8 @@ from tests.chaos.jobs import LEASE, Dirt, Long, Work
 from tests.chaos.rig import POSTGRES, Loss, Rig, Tree, mixed_work, short_work
 from tests.chaos.scenario import scenario
 
+GRACE = 2.0
+
 # What a server that crashes, or is stopped, says to those who are or would be there.
 LEAVING = [
     r"FATAL:  terminating connection due to administrator command",
@@ -95,14 +97,15 @@ def server_is_absent(rig: Rig) -> None:
     for _ in range(4):
         rig.oracle.put(Long(rig.oracle.number(), rig.seconds + 8))
     rig.wait_until(lambda: _live(rig) == 4, because="the long jobs run")
-    leaving = rig.start_workers("--grace", "2")
+    leaving = rig.start_workers("--grace", f"{GRACE:g}")
     rig.oracle.stop()
+    stopped_at = time.monotonic()
     rig.server.stop("fast")
     time.sleep(2.0)
     watched = [_Quiet(rig, tree) for tree in (alone, supervised)]
     for place, _ in enumerate(rig.moments(2.0, 3.0)):
         if place == 0:
-            _leave_within(rig, leaving, 2 + 2)
+            _leave_in_time(rig, leaving, stopped_at)
     for one in watched:
         one.check()
     rig.server.start()
@@ -119,9 +122,12 @@ def _live(rig: Rig) -> int:
     return Job.objects.filter(topic="chaos.Long", status="running").count()
 
 
-def _leave_within(rig: Rig, tree: Tree, seconds: float) -> None:
-    """Ask a tree to drain that cannot reach the database; its jobs run again after their lease."""
-    since = time.monotonic()
+def _leave_in_time(rig: Rig, tree: Tree, since: float) -> None:
+    """Ask a tree to drain that has not reached the database since a moment.
+
+    Its jobs run again after their leases.
+    """
+    seconds = GRACE + 2 + 1
     pids = {tree.pid, *tree.workers()}
     tree.send(signal.SIGTERM)
     code = tree.wait(seconds)
@@ -248,7 +254,10 @@ def _admin(rig: Rig) -> Iterator[psycopg.Connection[Any]]:
 def table_is_locked(rig: Rig) -> None:
     rig.start_workers()
     rig.start_workers(processes=2)
-    leaving = [rig.start_workers("--grace", "2"), rig.start_workers("--grace", "2", processes=2)]
+    leaving = [
+        rig.start_workers("--grace", f"{GRACE:g}"),
+        rig.start_workers("--grace", f"{GRACE:g}", processes=2),
+    ]
     rig.put_steadily(make=_long_work)
     rig.warm_up()
     rig.bites = 0
@@ -257,9 +266,10 @@ def table_is_locked(rig: Rig) -> None:
             with admin.transaction():
                 admin.execute("LOCK TABLE myxo_jobs IN ACCESS EXCLUSIVE MODE")
                 if rig.bites == 0:
+                    locked_at = time.monotonic()
                     time.sleep(0.5)
                     for tree in leaving:
-                        _leave_within(rig, tree, 2 + 2)
+                        _leave_in_time(rig, tree, locked_at)
                 time.sleep(LEASE * rig.random.uniform(1.2, 2.5))
             rig.bite()
             rig.measure_recovery(time.monotonic(), 5.0, "the lock")

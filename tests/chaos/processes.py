@@ -97,13 +97,14 @@ def hosts_are_gone(rig: Rig) -> None:
 
 @scenario("F4", "SIGSTOP of a worker for longer than its lease, then SIGCONT")
 def workers_are_stopped(rig: Rig) -> None:
-    trees = [rig.start_workers(), rig.start_workers()]
+    trees = [rig.start_workers(), rig.start_workers(processes=2)]
     rig.put_steadily(rate=30.0, make=_stale_work)
     rig.warm_up()
     for _ in rig.moments(0.1, 0.5):
         for _ in range(5):
             rig.oracle.put(Once(rig.oracle.number(), 0.5), key=f"key {rig.random.randrange(8)}")
-        rig.pause(rig.random.choice(trees).pid, LEASE * rig.random.uniform(1.2, 2.2))
+        pid = rig.random.choice(rig.random.choice(trees).workers())
+        rig.pause(pid, LEASE * rig.random.uniform(1.2, 2.2))
 
 
 def _stale_work(number: int, chance: Random) -> msgspec.Struct:
