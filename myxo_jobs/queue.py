@@ -537,7 +537,7 @@ def _one_less(database: Database) -> str:
 # -- a person's part ----------------------------------------------------------
 
 
-RETRY_FAILED = """
+RETRY_FAILED = """\
 UPDATE myxo_jobs SET failed = false, attempts = 0,
     due = CASE WHEN due > {now} THEN {now} ELSE due END
 WHERE failed AND"""

@@ -104,6 +104,38 @@ def test_with_autocommit_off_a_put_commits_when_the_caller_does():
         connection.set_autocommit(True)
 
 
+@real
+def test_with_autocommit_off_many_puts_alone_roll_back_when_the_caller_does():
+    connection.set_autocommit(False)
+    try:
+        assert jobs.put_many([Work("undone"), Work("undone too")]) == 2
+        connection.rollback()
+        assert waiting() == []
+        jobs.put_many([Work("done"), Work("done too")])
+        assert waiting() == []
+        connection.commit()
+        assert waiting() == ["done", "done too"]
+    finally:
+        connection.set_autocommit(True)
+
+
+@real
+def test_with_autocommit_off_a_person_s_retry_rolls_back_when_the_caller_does(make_job):
+    failed = make_job(status="failed")
+    connection.set_autocommit(False)
+    try:
+        assert jobs.retry(failed.pk)
+        connection.rollback()
+        assert elsewhere(lambda: jobs.get(failed.pk)).failed
+        assert jobs.retry(failed.pk)
+        assert elsewhere(lambda: jobs.get(failed.pk)).failed
+        connection.commit()
+        assert not elsewhere(lambda: jobs.get(failed.pk)).failed
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_jobs_of_another_database_are_put_there():
     other = Jobs(using="other")
@@ -306,6 +338,25 @@ def test_a_value_that_cannot_be_is_a_value_error_before_any_sql(
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
+    ("zone", "at"),
+    [
+        ("Asia/Kathmandu", datetime(9999, 12, 31, 20, tzinfo=UTC)),
+        ("America/St_Johns", datetime(1, 1, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_a_moment_that_the_project_s_zone_cannot_show_is_a_value_error_before_any_sql(
+    zone, at, django_assert_num_queries
+):
+    with override_settings(USE_TZ=False, TIME_ZONE=zone):
+        with django_assert_num_queries(0), pytest.raises(ValueError, match=r"at of .* is beyond"):
+            jobs.put(Work("w"), at=at)
+        with django_assert_num_queries(0), pytest.raises(ValueError, match=r"at of .* is beyond"):
+            jobs.put_many([Work("w")], at=at)
+    assert jobs.put(Work("w"), at=at)  # with USE_TZ it is read in UTC
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         ({"delay": "5"}, "delay"),
@@ -434,5 +485,6 @@ def test_a_put_is_logged_at_debug(caplog):
     job_id = jobs.put(Work("w"), key="k")
 
     (record,) = caplog.records
-    assert record.getMessage() == f"job={job_id} topic=notes.Work put"
+    assert record.getMessage() == f"job={job_id} topic=notes.Work attempt=0 put"
     assert (record.levelname, record.job, record.topic) == ("DEBUG", job_id, "notes.Work")
+    assert record.attempt == 0

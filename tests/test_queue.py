@@ -432,6 +432,22 @@ def test_retry_does_nothing_to_a_job_that_has_not_failed(make_job, state):
     assert Job.objects.values().get() == before
 
 
+def test_retry_runs_a_job_now_that_sql_marked_failed_before_it_was_due(make_job, claim_one):
+    later = make_job(status="failed", attempts=0, due=ago(-600))
+    earlier = make_job(status="failed")
+
+    assert jobs.retry(later.pk)
+    assert jobs.retry(earlier.pk)
+    assert Job.objects.get(pk=earlier.pk).due == earlier.due  # its old place
+    assert [claim_one().job_id, claim_one().job_id] == [earlier.pk, later.pk]
+
+
+@pytest.mark.parametrize("job_id", [0, -1, 2**63 - 1, 2**63, 2**70, -(2**70)])
+def test_a_number_that_no_job_has_is_neither_retried_nor_discarded(job_id):
+    assert jobs.retry(job_id) is False
+    assert jobs.discard(job_id) is False
+
+
 @pytest.mark.parametrize("state", ["pending", "running", "expired", "failed"])
 def test_discard_deletes_a_job_in_any_state(make_job, state):
     job = make_job(status=state)
@@ -460,7 +476,7 @@ def test_put_and_claim_are_logged_without_the_payload(claim_one, caplog):
 
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        f"job={job_id} topic=notes.Work put",
+        f"job={job_id} topic=notes.Work attempt=0 put",
         f"job={job_id} topic=notes.Work attempt=1 claimed",
     ]
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
