@@ -37,6 +37,8 @@ class Lane:
         self.suspects_after = 0.0
         self.suspects_asked_at = 0.0
         self.claims_after = 0.0
+        # Whether it found one when it last asked for some: others may follow.
+        self.found_suspect = False
         self.in_hand = 0
         # When few enough wait that the next claim should be under way.
         self.low = 0

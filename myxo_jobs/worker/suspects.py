@@ -20,14 +20,15 @@ class Suspects:
     def __init__(self) -> None:
         # Each with whether it is in the later half of its attempts.
         self._in_hand: dict[Claim, bool] = {}
-        self._next_at = 0.0
+        # When the head start of the last one is over.
+        self.next_at = 0.0
         self._one_waits = False
 
     def may_claim(self, now: float) -> bool:
         """Tell whether another suspect could be run now."""
         if self._one_waits:
             return not self._in_hand
-        return now >= self._next_at and not any(self._in_hand.values())
+        return now >= self.next_at and not any(self._in_hand.values())
 
     def admit(self, claim: Claim, now: float) -> bool:
         """Tell whether a claim may be run now; a suspect that may is taken in."""
@@ -38,12 +39,12 @@ class Suspects:
         if self._one_waits:
             return False
         self._in_hand[claim] = is_late
-        self._next_at = now + HEAD_START_SECONDS
+        self.next_at = now + HEAD_START_SECONDS
         return True
 
-    def ended(self, claim: Claim, *, well: bool) -> bool:
-        """Let a claim go; tell whether it was a suspect. One that ended well held up nobody."""
+    def ended(self, claim: Claim, *, ran: bool) -> bool:
+        """Let a claim go; tell whether it was a suspect. One that ran has not killed anybody."""
         was_in_hand = self._in_hand.pop(claim, None) is not None
-        if was_in_hand and well:
-            self._next_at = 0.0
+        if was_in_hand and ran:
+            self.next_at = 0.0
         return was_in_hand

@@ -25,7 +25,7 @@ from myxo_jobs.worker.limits import TimeLimits, rss_mib
 from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
-from myxo_jobs.worker.suspects import HEAD_START_SECONDS, Suspects
+from myxo_jobs.worker.suspects import Suspects
 from myxo_jobs.worker.waking import Waking
 
 logger = logging.getLogger("myxo_jobs")
@@ -122,7 +122,7 @@ class Worker:
             handler.topic: Lane(handler, self._slots(handler, around)) for handler in self.handlers
         }
         self._connection: BaseDatabaseWrapper | None = None
-        self._next_look = 0.0
+        self._next_look = self._looked_at = 0.0
         self._look_on_until = 0.0
         self._outage_since: float | None = None
         self._outage_pause = OUTAGE_FIRST_PAUSE_SECONDS
@@ -238,6 +238,8 @@ class Worker:
             return 0.0  # told since the turn began, and the wake-up was cleared then
         now = time.monotonic()
         moments = [self._next_look]
+        if self._suspects.next_at > now:
+            moments.append(self._suspects.next_at)
         for lane in self._lanes.values():
             if lane.hopeful and self._room(lane, now):
                 return 0.0
@@ -263,7 +265,7 @@ class Worker:
             outcome = self._ended.popleft()
             self._ended_jobs += 1
             self.timed_out.discard(outcome.claim)
-            if self._suspects.ended(outcome.claim, well=outcome.verb in ("complete", "none")):
+            if self._suspects.ended(outcome.claim, ran=outcome.verb != "leave"):
                 self._next_look = 0.0  # others may have waited for its end
             by_topic[outcome.claim.handler.topic].append(outcome)
         for topic, outcomes in by_topic.items():
@@ -291,14 +293,16 @@ class Worker:
     def _give_back(self, claims: Iterable[Claim]) -> None:
         """Give back claims that were not started."""
         for claim in claims:
-            self._suspects.ended(claim, well=False)
+            self._suspects.ended(claim, ran=False)
             self._settling.add([unstarted(claim)])
 
     def _look(self) -> None:
         """Ask once for all topics which have something due."""
         now = time.monotonic()
-        if now < self._next_look:
+        others_may_follow = self._looked_at < self._suspects.next_at <= now
+        if now < self._next_look and not others_may_follow:
             return
+        self._looked_at = now
         self._next_look = now + self.poll
         topics = [topic for topic, lane in self._lanes.items() if not lane.hopeful]
         if not topics:
@@ -330,12 +334,12 @@ class Worker:
                 lane.take(claims)
             else:
                 self._give_back(claims)
-            if claims[0].suspect:
-                self._next_look = min(self._next_look, began + HEAD_START_SECONDS)
 
     def _room(self, lane: Lane, now: float) -> int:
         """Return how many jobs of a topic to claim now."""
-        room = lane.room(now, suspects=self._may_take_suspects(lane, now))
+        # Nothing is claimed ahead of suspects that follow one soon: their place is before it.
+        follow = lane.found_suspect and now < self._suspects.next_at
+        room = lane.room(now, suspects=follow or self._may_take_suspects(lane, now))
         if self._board is not None:
             room = min(room, self._board.room)
         if self._max_jobs is not None:
@@ -363,8 +367,10 @@ class Worker:
         self._keeper.hold(claims)
         if self._board is not None:
             self._board.claiming(False)
-        if suspects and not (claims and claims[0].suspect):
-            lane.suspects_asked_at = now
+        if suspects:
+            lane.found_suspect = bool(claims) and claims[0].suspect
+            if not lane.found_suspect:
+                lane.suspects_asked_at = now
         return claims
 
     def _may_take_suspects(self, lane: Lane, now: float) -> bool:
