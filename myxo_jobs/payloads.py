@@ -66,13 +66,21 @@ class Codec:
             raise PayloadInvalid(f"{self.request.__name__}: {error}") from error
 
     def _blame(self, request: msgspec.Struct, error: Exception) -> str:
-        """Name the field that cannot be encoded, or whose value does not decode."""
-        for name in request.__struct_fields__:
-            try:
-                self._encode(getattr(request, name))
-            except Exception as cause:
-                return f"{self.request.__name__}: field {name!r}: {cause}"
+        """Name the field that cannot be encoded, decoded or compared."""
+        fields = msgspec.structs.fields(self.request)
+        for check in (self._check_encoding, self._check_return):
+            for field in fields:
+                try:
+                    check(getattr(request, field.name), field.type)
+                except Exception as cause:
+                    return f"{self.request.__name__}: field {field.name!r}: {cause}"
         return f"{self.request.__name__}: {error}"
+
+    def _check_encoding(self, value: object, declared: Any) -> None:
+        self._encode(value)
+
+    def _check_return(self, value: object, declared: Any) -> None:
+        bool(msgspec.json.decode(self._encode(value), type=declared) == value)
 
     def _largest_field(self, request: msgspec.Struct) -> str:
         return max(

@@ -193,7 +193,7 @@ def tell_of(outcome: Outcome) -> None:
         if queue.logger.isEnabledFor(logging.DEBUG):
             queue.tell(logging.DEBUG, claim, "done")
     elif verb == "retry":
-        name = outcome.error.partition(":")[0]
+        name = _first_line(outcome.error).partition(":")[0]
         words = "failed error=%s next_in=%.1fs"
         queue.tell(logging.WARNING, claim, words, name, outcome.pause)
     elif verb == "snooze":
@@ -202,6 +202,11 @@ def tell_of(outcome: Outcome) -> None:
         queue.tell(logging.WARNING, claim, "given back")
     else:
         words = "failed for good error=%s"
-        first_line = outcome.error.partition("\n")[0][:200]
+        first_line = _first_line(outcome.error)
         queue.tell(logging.ERROR, claim, words, first_line, error=outcome.raised)
     outcome.raised = None
+
+
+def _first_line(text: str) -> str:
+    """Return what of a text stands in a log line: nothing that looks like another one."""
+    return next(iter(text.splitlines()), "")[:200]
