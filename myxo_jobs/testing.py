@@ -117,6 +117,7 @@ def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:
                 outcome = run(claim, around)
             if outcome.verb != "complete":
                 raise _RollBack
+            connection.validate_no_broken_transaction()
     except _RollBack:
         pass
     except DatabaseError as error:
