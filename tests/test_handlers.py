@@ -30,6 +30,10 @@ class Unreadable(msgspec.Struct):
     value: object | msgspec.Raw | complex
 
 
+class Dangling(msgspec.Struct):
+    value: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
 def test_the_decorated_function_stays_an_ordinary_function():
     def double(request: Ping) -> int:
         """Double it."""
@@ -120,7 +124,19 @@ def test_what_cannot_be_called_as_a_handler_is_refused(function):
             "backoff": [-1, "2", True, None, float("nan"), float("inf"), 10**9],
             "priority": [-101, 101, 1.0, "2", True, None],
             "atomic": [0, 1, "yes", None],
-            "topic": ["", 5, b"t", "x" * 256, "a,b", " a", "a\n", "nul\x00"],
+            "topic": [
+                "",
+                5,
+                b"t",
+                "x" * 256,
+                "a,b",
+                " a",
+                "a\n",
+                "nul\x00",
+                "a\nb",
+                "a\x1b[2J",
+                "a\x7fb",
+            ],
         }.items()
         for value in values
     ],
@@ -156,7 +172,7 @@ def test_an_argument_at_the_edge_is_taken(name, value):
 
 
 @pytest.mark.parametrize(
-    "request_type", [NoEq, Unreadable, int, dict, None, Ping(), "Ping"], ids=repr
+    "request_type", [NoEq, Unreadable, Dangling, int, dict, None, Ping(), "Ping"], ids=repr
 )
 def test_a_request_that_is_no_readable_comparable_struct_is_refused(request_type):
     with pytest.raises(HandlerInvalid, match=r"test_handlers\.one: request"):

@@ -241,6 +241,62 @@ def test_an_endless_value_is_refused():
     assert not Job.objects.exists()
 
 
+class Touchy(msgspec.Struct):
+    """Cannot be compared."""
+
+    number: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        raise KeyError("whatever")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Picky(msgspec.Struct):
+    """Cannot be made again."""
+
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        if self.number:
+            raise KeyError("whatever")
+
+
+class Hard(msgspec.Struct):
+    price: Decimal | None = None
+    touchy: Touchy | None = None
+    picky: Picky | None = None
+    prices: list[Decimal] | None = None
+
+
+def picky() -> Picky:
+    made = Picky()
+    made.number = 5
+    return made
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("price", Decimal("sNaN")),
+        ("prices", [Decimal(1), Decimal("sNaN")]),
+        ("touchy", Touchy()),
+        ("picky", picky()),
+    ],
+    ids=["price", "prices", "touchy", "picky"],
+)
+def test_a_value_whose_own_methods_raise_is_refused_naming_its_field(
+    field, value, django_assert_num_queries
+):
+    job(Hard, topic="zoo.Hard")(lambda request: None)
+    request = Hard(**{field: value})
+    with django_assert_num_queries(0), pytest.raises(PayloadInvalid, match=f"field '{field}'"):
+        jobs.put(request)
+    with django_assert_num_queries(0), pytest.raises(PayloadInvalid, match=f"field '{field}'"):
+        jobs.put_many([Hard(price=Decimal(1)), request])
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     "make",

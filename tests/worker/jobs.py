@@ -113,6 +113,56 @@ def deadly(request: Deadly, run: Run) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Fatal(msgspec.Struct, frozen=True):
+    """Take half a second and kill the process, or take longer and live."""
+
+    name: str
+    kills: bool = False
+
+
+def be_fatal(request: Fatal, run: Run) -> None:
+    begin(request.name, run)
+    time.sleep(0.5 if request.kills else 1.5)
+    if request.kills:
+        os.kill(os.getpid(), signal.SIGKILL)
+    end(request.name, run)
+
+
+@job(Fatal, workers=2, attempts=3, lease=1.0, backoff=0.1)
+def fatal(request: Fatal, run: Run) -> None:
+    be_fatal(request, run)
+
+
+class OftenFatal(Fatal, frozen=True):
+    """The same, with more attempts."""
+
+
+@job(OftenFatal, workers=2, attempts=10, lease=1.0, backoff=0.1)
+def often_fatal(request: OftenFatal, run: Run) -> None:
+    be_fatal(request, run)
+
+
+class Overtaken(msgspec.Struct, frozen=True):
+    """Take a second in one attempt, for another to overtake it, and give up in others."""
+
+    name: str
+    slow_attempt: int = 1
+    raises: bool = False
+    others_return: bool = False
+
+
+@job(Overtaken, attempts=2, lease=1.0, backoff=0.1)
+def overtaken(request: Overtaken, run: Run) -> None:
+    begin(request.name, run)
+    if run.attempt == request.slow_attempt:
+        time.sleep(1.0)
+        end(request.name, run)
+        if request.raises:
+            raise LookupError("too late")
+    elif not request.others_return:
+        raise GiveUp("another attempt says so")
+
+
 class WriteNote(msgspec.Struct, frozen=True):
     """Write a note, then take some seconds at the first attempt."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 import time
@@ -207,6 +208,28 @@ def test_whatever_an_async_handler_raises_is_a_counted_failure_and_the_worker_is
     assert_each_is_a_counted_failure(worker, "t.Raise")
 
 
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+def test_an_async_handler_behind_a_plain_decorator_is_a_recorded_failure_that_says_what_to_do(
+    worker, atomic
+):
+    async def handle(request: Task) -> None:
+        raise AssertionError("nobody awaits this")
+
+    @functools.wraps(handle)
+    def wrapper(request: Task) -> object:
+        return handle(request)
+
+    job(Task, topic="t.Wrapped", attempts=2, backoff=0, atomic=atomic)(wrapper)
+    worker(topics=["t.Wrapped"])
+    job_id = jobs.put(Task("not awaited"))
+    wait_until(lambda: status_of(job_id) == "failed", because="it fails", within=5)
+
+    row = Job.objects.get(pk=job_id)
+    assert row.attempts == 2
+    assert row.error.startswith("TypeError: ")
+    assert "make the decorator's wrapper async" in row.error
+
+
 # -- payloads of another version ----------------------------------------------
 
 
@@ -332,3 +355,26 @@ def test_each_failure_is_one_record_with_the_job_as_attributes_and_never_the_pay
         assert event in events
     levels = {r.levelname for r in caplog.records if r.getMessage().startswith("worker=")}
     assert levels == {"INFO"}
+
+
+def test_a_message_of_several_lines_is_one_line_of_the_log(worker, caplog):
+    forged = "2026-11-29 12:00:00,000 INFO job=1 topic=t.Log attempt=1 done"
+    ends = ["\n", "\r", "\x85", "\u2028"]
+    forging = type(f"Forged\n{forged}", (Exception,), {})
+
+    @job(Task, topic="t.Log", attempts=2, backoff=0)
+    def log(request: Task) -> None:
+        if request.name == "name":
+            raise forging
+        raise ValueError(f"no{ends[int(request.name)]}{forged}")
+
+    with caplog.at_level(logging.DEBUG, "myxo_jobs"):
+        running = worker(topics=["t.Log"])
+        jobs.put_many([*(Task(str(place)) for place in range(len(ends))), Task("name")])
+        wait_until(lambda: Job.objects.filter(failed=True).count() == 5, because="all failed")
+        running.stop()
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([message for message in messages if "failed for good" in message]) == 5
+    assert [message for message in messages if len(message.splitlines()) > 1] == []
+    assert [message for message in messages if forged in message] == []

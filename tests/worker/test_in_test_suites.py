@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import msgspec
 import pytest
-from django.db import transaction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, transaction
 from django.test import TestCase
 
 from myxo_jobs import GiveUp, Jobs, Retry, Run, job
@@ -156,3 +158,69 @@ def test_a_handler_runs_in_a_savepoint_so_that_a_database_error_leaves_the_test_
     assert run_jobs(raise_errors=False) == 1
     assert not Note.objects.exists()
     assert Job.objects.get().error.startswith("IntegrityError:")
+
+
+@pytest.mark.parametrize(
+    ("topics", "error", "words"),
+    [
+        ("suite.Step", TypeError, "list of topics"),
+        ("suite.Steps", TypeError, "list of topics"),
+        (["suite.Step", "suite.Steps"], ImproperlyConfigured, r"no handler for topic suite\.Steps"),
+        ([], ImproperlyConfigured, "no topic is left"),
+    ],
+    ids=["text", "longer text", "unknown", "none"],
+)
+def test_topics_that_are_not_a_list_of_known_ones_are_refused(ran, topics, error, words):
+    jobs.put(Step("stays"))
+    with pytest.raises(error, match=words):
+        run_jobs(topics=topics)
+    assert ran == []
+
+
+@pytest.fixture
+def swallow(db: None) -> None:
+    """A handler that goes on after a failed statement: what it writes cannot be kept."""
+
+    @job(Step, topic="suite.Step", attempts=2, backoff=0)
+    def step(request: Step) -> None:
+        note = Note.objects.create(text="once")
+        try:
+            Note.objects.create(pk=note.pk, text="twice")
+        except DatabaseError:
+            return
+
+
+def test_a_handler_that_swallows_a_failed_statement_is_recorded_as_failed(swallow):
+    job_id = jobs.put(Step("swallows"))
+    assert run_jobs(raise_errors=False, delayed=True) == 2  # its attempts
+
+    row = Job.objects.get(pk=job_id)
+    assert (row.status, row.attempts) == ("failed", 2)
+    assert row.error.startswith("TransactionManagementError")
+    assert "IntegrityError" in row.traceback
+    assert not Note.objects.exists()
+
+
+def test_a_failed_statement_that_a_handler_swallows_reaches_the_test(swallow):
+    job_id = jobs.put(Step("swallows"))
+    with pytest.raises(DatabaseError):
+        run_jobs()
+
+    row = Job.objects.get(pk=job_id)
+    assert (row.status, row.attempts, row.error) == ("pending", 0, "")
+    assert not Note.objects.exists()
+
+
+def test_an_async_handler_behind_a_plain_decorator_reaches_the_test_as_a_type_error(db):
+    async def step(request: Step) -> None:
+        raise AssertionError("nobody awaits this")
+
+    @functools.wraps(step)
+    def wrapper(request: Step) -> object:
+        return step(request)
+
+    job(Step, topic="suite.Step")(wrapper)
+    job_id = jobs.put(Step("not awaited"))
+    with pytest.raises(TypeError, match="make the decorator's wrapper async"):
+        run_jobs()
+    assert Job.objects.get(pk=job_id).status == "pending"

@@ -11,7 +11,7 @@ import pytest
 from myxo_jobs import Jobs, Run, job
 from myxo_jobs.models import Job
 from tests.rig import claim_one, make_job, wait_until
-from tests.worker.jobs import Blocking, Deadly, Late, Slow
+from tests.worker.jobs import Blocking, Deadly, Fatal, Late, OftenFatal, Slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -96,6 +96,52 @@ def test_jobs_of_a_killed_worker_start_again_after_their_lease_and_hold_up_no_ot
     for row in Job.objects.all():
         assert (row.status, row.attempts) == ("running", 2)
         assert row.started_at >= claimed_until[row.pk]
+
+
+def test_jobs_of_a_killed_worker_start_again_before_the_backlog_behind_them(runjobs, ledger):
+    jobs.put_many(Slow(str(number), seconds=0.005) for number in range(6000))
+    first = runjobs("--topics", "worker.Slow")
+    wait_until(lambda: ledger.count("begin") > 100, because="the topic is known to be quick")
+    first.kill()
+    killed = time.monotonic()
+    held = set(Job.objects.filter(status="running").values_list("pk", flat=True))
+    assert 5 < len(held) < 200  # claimed ahead, so that each is a suspect now
+
+    runjobs("--topics", "worker.Slow")
+    wait_until(lambda: not Job.objects.filter(pk__in=held).exists(), because="they are done")
+    assert time.monotonic() - killed < 2.0 + 3.0
+    assert Job.objects.count() > 500  # what was put after them waits still
+
+
+@pytest.mark.parametrize(
+    ("request_type", "options"),
+    [(Fatal, []), (Fatal, ["--processes", "2"]), (OftenFatal, ["--processes", "2"])],
+    ids=["alone", "processes", "processes, many attempts"],
+)
+def test_a_job_gets_done_though_another_one_kills_its_process_again_and_again(
+    runjobs, ledger, request_type, options
+):
+    jobs.put_many([request_type("killer", kills=True), request_type("bystander")])
+    attempts = {Fatal: 3, OftenFatal: 10}[request_type]
+    starts = 0
+    while Job.objects.filter(failed=False).exists():
+        starts += 1
+        assert starts <= attempts + 1, "the queue is never empty"
+        process = runjobs("--topics", f"worker.{request_type.__name__}", *options)
+        wait_until(
+            lambda: process.exit_code is not None or not Job.objects.filter(failed=False).exists(),  # noqa: B023
+            because="the process dies, or all is done",
+            within=40,
+        )
+        process.end()
+
+    assert ledger.count("end", name="bystander") == 1
+    assert [line.attempt for line in ledger.lines("begin", name="killer")] == [
+        *range(1, attempts + 1)
+    ]
+    row = Job.objects.get()
+    assert (row.status, row.attempts) == ("failed", attempts)
+    assert '"killer"' in row.payload
 
 
 def test_a_worker_with_the_host_and_process_number_of_a_dead_one_leaves_its_claim_alone(worker):

@@ -15,11 +15,12 @@ import pytest
 from django.db import connection, transaction
 
 from myxo_jobs import Jobs, Run, job, queue
+from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.board import PLACES, Board
 from tests.rig import Process, ago, claim_one, handler_of, make_job, wait_until, wind_back
-from tests.worker.jobs import Blocking, Die, Frozen, FrozenAsync, Slow, Steady, Tiny
+from tests.worker.jobs import Blocking, Die, Frozen, FrozenAsync, Overtaken, Slow, Steady, Tiny
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -197,6 +198,48 @@ def test_what_a_process_cannot_start_is_others_when_its_lease_is_over(runjobs, l
     assert ledger.count("end", name="keeps") == 0
     all_done()
     assert [line.attempt for line in ledger.lines("begin")] == [1, 1]
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("meanwhile", ["given up", "failed unrun", "done and put anew"])
+def test_a_process_that_is_paused_past_its_lease_lets_its_job_go_and_changes_nothing(
+    runjobs, ledger, meanwhile, raises
+):
+    is_last = meanwhile == "failed unrun"
+    request = Overtaken(
+        "a",
+        slow_attempt=2 if is_last else 1,
+        raises=raises,
+        others_return=meanwhile == "done and put anew",
+    )
+    job_id = jobs.put(request, key="k")
+    Job.objects.filter(pk=job_id).update(attempts=1 if is_last else 0)
+    supervisor = runjobs("--topics", "worker.Overtaken", "--processes", "1")
+    (begin,) = wait_until(lambda: ledger.lines("begin"), because="it runs")
+    os.kill(begin.pid, signal.SIGSTOP)
+    paused = time.monotonic()
+    try:
+        runjobs("--topics", "worker.Overtaken")
+        wait_until(
+            lambda: not Job.objects.filter(pk=job_id, failed=False).exists(),
+            because="the other worker has it",
+        )
+        assert time.monotonic() - paused < 1.0 + 5.0
+        if meanwhile == "done and put anew":
+            jobs.put(Overtaken("anew"), key="k", delay=60)
+        before = Job.objects.values().get()
+    finally:
+        os.kill(begin.pid, signal.SIGCONT)
+
+    supervisor.wait_for_log("lost its claim")
+    assert ledger.count("end", name="a") == 1  # the late run did come to its end
+    time.sleep(0.5)
+    assert Job.objects.values().get() == before
+    errors = {"given up": "GiveUp", "failed unrun": "WorkerLost", "done and put anew": ""}
+    assert before["error"].partition(":")[0] == errors[meanwhile]
+    assert supervisor.children() == [begin.pid]
+    jobs.put(Overtaken("next", others_return=True, slow_attempt=0))
+    wait_until(lambda: Job.objects.count() == 1, because="the workers are fine")
 
 
 def sockets(pid: int) -> set[str]:
@@ -432,6 +475,26 @@ def test_a_number_that_is_out_of_range_is_refused(option, value, words):
 
     with pytest.raises(CommandError, match=words):
         call_command("runjobs", option, value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--topics", ""], "no topic is left to serve"),
+        (["--topics", " , "], "no topic is left to serve"),
+        (["--topics", "worker.Slow", "--exclude", "worker.Slow"], "no topic is left to serve"),
+        (["--exclude", "all of them"], "no topic is left to serve"),
+        (["--topics", "worker.Slow,worker.Typo"], r"no handler for topic worker\.Typo"),
+        (["--exclude", "worker.Typo"], r"no handler for topic worker\.Typo"),
+    ],
+    ids=str,
+)
+def test_a_choice_that_leaves_no_topic_or_names_an_unknown_one_is_refused(options, words):
+    from django.core.management import CommandError, call_command
+
+    topics = ",".join(handler.topic for handler in registry)
+    with pytest.raises(CommandError, match=words):
+        call_command("runjobs", *[topics if o == "all of them" else o for o in options])
 
 
 def test_many_jobs_under_several_processes_start_once_each(runjobs, ledger):

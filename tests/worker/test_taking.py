@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import warnings
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from django.db import connection
 
 from myxo_jobs import Jobs, Run, Snooze, job
 from myxo_jobs.models import Job
+from myxo_jobs.testing import Worker
 from tests.rig import make_job, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -264,6 +267,67 @@ def test_a_job_that_lost_its_worker_in_its_last_attempt_is_failed_and_not_starte
     assert (row.worker, row.lease_until) == ("", None)
 
 
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("busy", [False, True], ids=["from the start", "amid the work"])
+def test_no_backlog_of_quick_jobs_keeps_a_dead_worker_s_job_waiting(worker, slots, busy):
+    started: dict[str, float] = {}
+
+    @job(Task, topic="t.Task", workers=slots)
+    def handle(request: Task) -> None:
+        started.setdefault(request.name, time.monotonic())
+        time.sleep(0.005)
+
+    jobs.put_many([Task("backlog")] * 6000)
+    if not busy:
+        make_job("t.Task", status="expired", payload='{"name": "lost"}')
+    worker(topics=["t.Task"])
+    wait_until(lambda: Job.objects.count() < 5800, because="the topic is known to be quick")
+    if busy:
+        make_job("t.Task", status="expired", payload='{"name": "lost"}')
+    ready = time.monotonic()
+    try:
+        wait_until(lambda: "lost" in started, because="it has its turn")
+        assert started["lost"] - ready < 2.5
+        assert Job.objects.count() > 1000  # it was not the last one
+    finally:
+        Job.objects.filter(status="pending").delete()
+
+
+def test_several_jobs_of_a_dead_worker_start_one_soon_after_the_other(worker):
+    let_go = threading.Event()
+    started: dict[str, float] = {}
+
+    @job(Task, topic="t.Task", workers=3)
+    def handle(request: Task) -> None:
+        started[request.name] = time.monotonic()
+        let_go.wait(30)
+
+    for name in "abc":
+        make_job("t.Task", status="expired", attempts=1, payload=f'{{"name": "{name}"}}')
+    began = time.monotonic()
+    worker(topics=["t.Task"], poll=60)
+    try:
+        wait_until(lambda: len(started) == 3, because="all three have started", within=5)
+        assert max(started.values()) - began < 3.0
+    finally:
+        let_go.set()
+
+
+def test_a_drain_leaves_no_job_of_a_dead_worker_behind_though_another_one_raises(worker):
+    started: list[str] = []
+
+    @job(Task, topic="t.Task", workers=2, backoff=60)
+    def handle(request: Task) -> None:
+        started.append(request.name)
+        raise LookupError("not there")
+
+    for name in "abc":
+        make_job("t.Task", status="expired", attempts=1, payload=f'{{"name": "{name}"}}')
+    draining = worker(topics=["t.Task"], drain=True)
+    assert wait_until(lambda: draining.join(0.1), because="the drain ends")
+    assert started == ["a", "b", "c"]
+
+
 # -- rows that go -------------------------------------------------------------
 
 
@@ -335,6 +399,26 @@ def test_workers_of_the_worker_replace_those_of_the_topics(worker):
     worker(topics=["t.Task"], workers=6)
     jobs.put_many([Task()] * 6)
     wait_until(lambda: not Job.objects.exists(), because="six run at once", within=8)
+
+
+def test_a_worker_that_is_stopped_before_its_start_leaves_nothing_open():
+    started: list[str] = []
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None:
+        started.append(request.name)
+
+    jobs.put(Task("stays"))
+    stopped = Worker(topics=["t.Task"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        stopped.stop()
+        assert stopped.join()
+        stopped.start()  # it was told to stop, and does
+        assert stopped.join(3)
+        del stopped
+        gc.collect()
+    assert started == []
 
 
 def test_a_drain_ends_once_nothing_is_due_and_does_not_wait_for_the_claims_of_others(worker):

@@ -97,6 +97,13 @@ def test_a_listener_proves_that_it_hears(listener):
     assert listener.wait(0.1) == set()  # its own probe is no news
 
 
+def test_a_listener_proves_that_it_hears_though_a_put_comes_before_its_probe(listener):
+    for _ in range(3):
+        jobs.put(Work("w"))
+        assert listener.hears()
+        time.sleep(queue.WAKE_WINDOW_SECONDS * 1.2)
+
+
 def test_a_wake_up_for_more_topics_than_a_notification_holds_is_for_all(listener):
     database_of("default").notify(connection, [f"topic {number:0200}" for number in range(100)])
 

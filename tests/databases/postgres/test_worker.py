@@ -7,15 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import psycopg
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from myxo_jobs import Jobs, Run, job
 from myxo_jobs.models import Job
+from myxo_jobs.testing import run_jobs
 from tests.app.models import Note
 from tests.rig import ROOT, ago, make_job, wait_until
 from tests.worker.jobs import Tally
@@ -290,6 +292,30 @@ class Plain(msgspec.Struct, frozen=True):
     name: str = ""
 
 
+@pytest.mark.parametrize("raise_errors", [False, True])
+def test_a_suite_hears_of_a_failed_statement_that_a_handler_swallowed(raise_errors):
+    @job(Task, topic="t.Task", attempts=2, backoff=0)
+    def handle(request: Task) -> None:
+        Note.objects.create(text="goes with it")
+        with suppress(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("SELECT nonsense")
+
+    with transaction.atomic():
+        job_id = jobs.put(Task())
+        if raise_errors:
+            with pytest.raises(DatabaseError, match="aborted"):
+                run_jobs()
+        else:
+            assert run_jobs(raise_errors=False, delayed=True) == 2
+        assert not Note.objects.exists()  # and the test's transaction goes on
+        row = Job.objects.get(pk=job_id)
+    if raise_errors:
+        assert (row.status, row.attempts, row.error) == ("pending", 0, "")
+    else:
+        assert (row.status, row.attempts) == ("failed", 2)
+        assert "aborted" in row.error
+
+
 def test_a_setting_of_the_session_does_not_reach_the_next_job(worker):
     seen: list[str] = []
 
@@ -333,6 +359,94 @@ def test_a_row_that_somebody_has_locked_holds_up_nothing_else(worker):
         assert Job.objects.get(pk=locked).status == "running"
     wait_until(lambda: not Job.objects.exists(), because="its outcome is stored", within=5)
     assert ended.count("locked") == 1
+
+
+def test_a_job_whose_row_is_locked_beyond_its_lease_is_not_run_twice_by_its_own_worker(worker):
+    attempts: list[int] = []
+
+    @job(Task, topic="t.Task", workers=2, lease=1)
+    def handle(request: Task, run: Run) -> None:
+        attempts.append(run.attempt)
+        time.sleep(0.2)
+
+    worker(topics=["t.Task"], poll=0.05)
+    for _ in range(3):
+        attempts.clear()
+        locked = jobs.put(Task("locked"))
+        wait_until(lambda: attempts, because="it runs")
+        with transaction.atomic():
+            Job.objects.select_for_update().get(pk=locked)
+            time.sleep(2.5)
+        wait_until(lambda: not Job.objects.exists(), because="its outcome is stored", within=5)
+        assert attempts == [1]
+
+
+# -- rows that somebody wrote -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        "attempts = 2147483647",
+        "created_at = '-infinity'",
+        "created_at = 'infinity'",
+        "due = '-infinity'",
+        "created_at = '294276-12-31'",
+        "created_at = '4713-01-01 BC'",
+    ],
+)
+def test_an_absurd_value_in_a_row_stops_neither_its_topic_nor_others(worker, absurd):
+    ran: list[str] = []
+
+    @job(Task, topic="t.Task", backoff=0)
+    def handle(request: Task, run: Run) -> None:
+        ran.append(request.name)
+
+    @job(Plain, topic="t.Plain")
+    def plain(request: Plain) -> None:
+        ran.append(request.name)
+
+    job_id = jobs.put(Task("absurd"))
+    ask(f"UPDATE myxo_jobs SET {absurd} WHERE id = %s", job_id)
+    jobs.put(Task("next"))
+    jobs.put(Plain("other"))
+    running = worker(topics=["t.Task", "t.Plain"])
+    wait_until(lambda: {"next", "other"} <= set(ran), because="the others run", within=5)
+    wait_until(
+        lambda: not Job.objects.filter(pk=job_id, failed=False).exists(), because="it has ended"
+    )
+    running.stop()
+
+
+def test_a_topic_whose_claims_the_database_refuses_does_not_stop_the_others(
+    worker, monkeypatch, caplog
+):
+    monkeypatch.setattr("myxo_jobs.worker.worker.BROKEN_LANE_SECONDS", 1.0)
+    ran: list[str] = []
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None:
+        ran.append(request.name)
+
+    @job(Plain, topic="t.Plain")
+    def plain(request: Plain) -> None:
+        ran.append(request.name)
+
+    ask("ALTER TABLE myxo_jobs ADD CONSTRAINT no_claim CHECK (topic <> 't.Task' OR worker = '')")
+    try:
+        jobs.put(Task("refused"))
+        worker(topics=["t.Task", "t.Plain"])
+        for number in range(5):
+            jobs.put(Plain(str(number)))
+            wait_until(lambda: str(number) in ran, because="the others run", within=2)  # noqa: B023
+            time.sleep(0.3)
+    finally:
+        ask("ALTER TABLE myxo_jobs DROP CONSTRAINT no_claim")
+    wait_until(lambda: "refused" in ran, because="it is tried again", within=5)
+    told = [record for record in caplog.records if "topic=t.Task cannot" in record.getMessage()]
+    assert 1 <= len(told) <= 4
+    assert {record.levelname for record in told} == {"ERROR"}
+    assert "cannot reach the database" not in caplog.text
 
 
 # -- what an idle worker asks -------------------------------------------------
