@@ -46,6 +46,7 @@ FORK_RETRY_SECONDS = 10.0
 KILLS_EVERY_SECONDS = 10.0
 # How long workers get, after the grace, to end by themselves.
 LEAVE_SECONDS = 2.0
+ALARM_SECONDS = 0.5
 # A worker that dies so often in a row before it has started a job is replaced after
 # growing pauses.
 EARLY_DEATHS = 3
@@ -139,9 +140,19 @@ class Supervisor:
     def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop_signals += 1
         if self._stop_signals > 1:
-            for child in self._children.values():
-                _kill(child.pid, signal.SIGKILL)
-            os._exit(128 + number)
+            self._leave(128 + number)
+        # Its own statements may meet a locked table and wait far beyond the grace: the
+        # workers hear of the stop here, too, and an alarm ends what has not ended by then.
+        for child in self._children.values():
+            _kill(child.pid, signal.SIGTERM)
+        signal.signal(signal.SIGALRM, lambda *_: self._leave(0))
+        signal.setitimer(signal.ITIMER_REAL, self._grace + LEAVE_SECONDS + ALARM_SECONDS)
+
+    def _leave(self, status: int) -> None:
+        """End all at once; what was held runs again after its lease."""
+        for child in self._children.values():
+            _kill(child.pid, signal.SIGKILL)
+        os._exit(status)
 
     def _stop_if_told(self) -> None:
         if self._stop_signals and self._stopped_at is None:

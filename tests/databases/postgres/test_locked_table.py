@@ -1,0 +1,67 @@
+"""The table locked, as a migration or VACUUM FULL does it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+from django.db import connections
+
+from myxo_jobs import Jobs
+from tests.app.jobs import Work
+from tests.rig import wait_until
+
+WAITING = """
+SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'myxo_jobs'::regclass
+"""
+
+
+@contextmanager
+def locked_table() -> Iterator[None]:
+    other = connections.create_connection("default")
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("LOCK TABLE myxo_jobs IN ACCESS EXCLUSIVE MODE")
+            yield
+    finally:
+        other.close()
+
+
+def sessions_that_wait() -> int:
+    with connections["default"].cursor() as cursor:
+        cursor.execute(WAITING)
+        return int(cursor.fetchone()[0])
+
+
+def test_a_worker_leaves_after_its_grace_though_the_table_is_locked(runjobs):
+    process = runjobs("--grace", "1")
+    with locked_table():
+        wait_until(sessions_that_wait, because="the worker waits for the table")
+        process.send(signal.SIGTERM)
+        assert process.wait(within=1 + 2 + 1) == 0
+
+
+def test_a_supervisor_leaves_after_its_grace_though_the_table_is_locked(runjobs, ledger):
+    process = runjobs("--grace", "1", "--processes", "2")
+    Jobs().put(Work("held", seconds=60))
+    Jobs().put(Work("held", seconds=60))
+    Jobs().put(Work("held", seconds=60))
+    wait_until(lambda: ledger.count("begin") == 3, because="both workers run jobs")
+    children = psutil.Process(process.pid).children()
+    with locked_table():
+        wait_until(sessions_that_wait, because="a worker waits for the table")
+        children[0].kill()
+        wait_until(lambda: "was killed" in process.log(), because="the supervisor knows")
+        process.send(signal.SIGTERM)
+        assert process.wait(within=1 + 2 + 1.5) == 0
+    wait_until(lambda: all(map(is_gone, children)), because="its workers went with it")
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
