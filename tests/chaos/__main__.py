@@ -154,7 +154,7 @@ class Suite:
             try:
                 process.wait(order.seconds + SPARE_SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()
+                process.terminate()  # it ends its workers and its server
                 process.wait()
         if order.report.exists():
             return msgspec.json.decode(order.report.read_bytes(), type=Report)

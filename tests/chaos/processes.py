@@ -9,6 +9,8 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -66,7 +68,7 @@ def supervisors_are_killed(rig: Rig) -> None:
         killed_at = time.monotonic()
         tree.wait(5)
         rig.wait_until(
-            lambda pids=children: not any(_is_running(pid) for pid in pids),
+            partial(_are_gone, children),
             because="the children of a killed supervisor drain",
             within=5 + 2 + 2,
         )
@@ -77,11 +79,12 @@ def supervisors_are_killed(rig: Rig) -> None:
         rig.restart(tree)
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+def _are_gone(pids: list[int]) -> bool:
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
 
 
 @scenario("F3", "a whole host gone: its process group killed, with another one running")

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -192,6 +193,22 @@ class Rig:
                 raise RuntimeError(f"runjobs did not start:\n{tree.log()[-2000:]}")
             time.sleep(0.05)
 
+    @contextmanager
+    def started_again(self, tree: Tree) -> Iterator[None]:
+        """Start a tree again whenever it ends, as a service manager would."""
+        is_over = threading.Event()
+
+        def serve() -> None:
+            while not is_over.wait(0.2):
+                if not tree.is_alive:
+                    tree.start()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        is_over.set()
+        thread.join()
+
     def retire(self, tree: Tree, within: float = 32.0) -> None:
         """Ask a tree to drain; it must end with status 0, in the grace and two seconds."""
         tree.send(signal.SIGTERM)
@@ -200,6 +217,11 @@ class Rig:
         self.retired.append(tree)
         self.trees.remove(tree)
         if code is None:
+            tree.kill()
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for tree in self.trees:
             tree.kill()
 
     def put_steadily(self, rate: float | None = None, make: Make | None = None) -> None:

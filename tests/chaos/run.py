@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +32,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def run(order: Order) -> None:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("it took too long"))
     with ExitStack() as stack:
         server = _choose_database(order, stack)
         import django
@@ -44,7 +46,7 @@ def run(order: Order) -> None:
         from tests.chaos.rig import Rig
 
         rig = Rig(order.fault, order.database, order.seed, order.seconds, Path(order.folder))
-        stack.callback(lambda: [tree.kill() for tree in rig.trees])
+        stack.callback(rig.end)
         if server is not None:
             rig.server = server
         try:

@@ -17,6 +17,6 @@ if DATABASE == "postgres":
         "application_name": os.environ.get("MYXO_CHAOS_NAME", "chaos")
     }
 INSTALLED_APPS = ["myxo_jobs", "tests.chaos"]
-MIDDLEWARE: list[str] = []
-TEMPLATES: list[dict[str, object]] = []
+MIDDLEWARE = []
+TEMPLATES = []
 ROOT_URLCONF = ""
