@@ -229,6 +229,22 @@ def test_each_block_of_a_page_runs_in_the_project_of_the_readme(
     read(reader, page)
 
 
+def test_the_page_on_tests_works_after_the_tutorial(reader: Reader):
+    reader.run("django-admin startproject mysite .")
+    reader.run("python manage.py startapp notes")
+    for block in blocks_of(DOCS / "tutorial.md"):
+        if block.file:
+            reader.write(block.file, block.text)
+    reader.run("python manage.py makemigrations notes")
+    reader.run("python manage.py migrate")
+    reader.given = GIVEN
+    for block in blocks_of(DOCS / "how-to/test-code-that-puts-jobs.md"):
+        if block.file == "notes/test_worker.py":
+            return  # on SQLite it needs a file for the test database, as the page says
+        reader.do(block, {})
+    raise AssertionError("the page has no test with a worker")
+
+
 def test_each_place_where_a_block_runs_elsewhere_is_there():
     places = {place_elsewhere(block) for page in PAGES for block in blocks_of(page)} - {None}
 
