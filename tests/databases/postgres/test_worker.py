@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from myxo_jobs import Jobs, Run, job
 from myxo_jobs.models import Job
 from myxo_jobs.testing import run_jobs
 from tests.app.models import Note
-from tests.rig import ROOT, ago, make_job, wait_until
+from tests.rig import ROOT, ago, in_threads, make_job, wait_until
 from tests.worker.jobs import Tally
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -361,24 +362,31 @@ def test_a_row_that_somebody_has_locked_holds_up_nothing_else(worker):
     assert ended.count("locked") == 1
 
 
-def test_a_job_whose_row_is_locked_beyond_its_lease_is_not_run_twice_by_its_own_worker(worker):
+def test_jobs_whose_rows_are_locked_beyond_their_lease_are_not_run_twice_by_their_own_worker(
+    worker,
+):
+    count = 12
     attempts: list[int] = []
 
-    @job(Task, topic="t.Task", workers=2, lease=1)
+    @job(Task, topic="t.Task", workers=count, lease=1)
     def handle(request: Task, run: Run) -> None:
         attempts.append(run.attempt)
-        time.sleep(0.2)
+        time.sleep(0.5)
 
-    worker(topics=["t.Task"], poll=0.05)
-    for _ in range(3):
-        attempts.clear()
-        locked = jobs.put(Task("locked"))
-        wait_until(lambda: attempts, because="it runs")
+    def hold(job_id: int, seconds: float) -> None:
         with transaction.atomic():
-            Job.objects.select_for_update().get(pk=locked)
-            time.sleep(2.5)
-        wait_until(lambda: not Job.objects.exists(), because="its outcome is stored", within=5)
-        assert attempts == [1]
+            Job.objects.select_for_update().get(pk=job_id)
+            time.sleep(seconds)
+
+    running = worker(topics=["t.Task"], poll=0.02)
+    jobs.put_many([Task()] * count)
+    wait_until(lambda: len(attempts) == count, because="all run")
+    ids = enumerate(Job.objects.values_list("pk", flat=True))
+    # Let go at moments at which the worker may as well be about to claim as to store.
+    in_threads(*[partial(hold, job_id, 2.0 + 0.03 * place) for place, job_id in ids])
+    wait_until(lambda: not Job.objects.exists(), because="their outcomes are stored", within=5)
+    running.stop()
+    assert attempts == [1] * count
 
 
 # -- rows that somebody wrote -------------------------------------------------
