@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,8 @@ def main() -> None:
         seed = CI_SEED if arguments.ci else random.SystemRandom().randrange(10_000)
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="myxo-chaos-") as folder:
-        suite = Suite(seed, arguments.minutes * 60 or SECONDS, arguments.db, Path(folder))
+        seconds = arguments.minutes * 60 or SECONDS
+        suite = Suite(seed, seconds, arguments.db, Path(folder), arguments.at_once)
         if arguments.controls:
             sys.exit(suite.run_controls(arguments.without or list(CONTROLS)))
         for name in arguments.without:
@@ -67,6 +69,7 @@ def _arguments() -> argparse.Namespace:
         "--minutes", type=float, default=0.0, help=f"of each run; {SECONDS:g} s if it is not given"
     )
     parser.add_argument("--db", choices=["postgres", "sqlite"], help="only on this one")
+    parser.add_argument("--at-once", type=int, default=1, help="so many runs, for a quicker end")
     parser.add_argument(
         "--without", action="append", default=[], choices=list(CONTROLS), help="switch a guard off"
     )
@@ -91,21 +94,27 @@ def _faults(arguments: argparse.Namespace) -> Iterable[str]:
 class Suite:
     """Runs of scenarios, one after the other, each in a process of its own."""
 
-    def __init__(self, seed: int, seconds: float, database: str | None, folder: Path) -> None:
+    def __init__(
+        self, seed: int, seconds: float, database: str | None, folder: Path, at_once: int
+    ) -> None:
         self._seed = seed
         self._seconds = seconds
         self._database = database
-        self._folder = folder
+        self._at_once = at_once
         self._template = folder / "template"
+        if database != "sqlite":
+            Server.make_template(self._template)
 
     def run(self, scenarios: Iterable[Scenario]) -> int:
         """Run scenarios on their databases; return 0 if all passed."""
-        reports = [
-            self._run(scenario, database)
+        runs = [
+            (scenario, database)
             for scenario in scenarios
             for database in scenario.databases
             if self._database in (None, database)
         ]
+        with ThreadPoolExecutor(self._at_once) as pool:
+            reports = list(pool.map(lambda run: self._run(*run), runs))
         print()
         _print_table(reports)
         return 0 if reports and all(report.verdict == "passed" for report in reports) else 1
@@ -126,24 +135,24 @@ class Suite:
         return 1 if went_unnoticed else 0
 
     def _run(self, scenario: Scenario, database: str) -> Report:
-        if database == "postgres" and not self._template.exists():
-            Server.make_template(self._template)
         folder = Path(tempfile.mkdtemp(prefix=f"myxo-chaos-{scenario.fault}-{database}-"))
         folder.chmod(0o755)
         order = Order(
             scenario.fault, database, self._seed, self._seconds, str(folder), str(self._template)
         )
-        print(f"{scenario.fault} on {database}: {scenario.what}", flush=True)
         began = time.monotonic()
         report = self._run_in_a_process(order)
         took = time.monotonic() - began
-        print(f"  {report.verdict} in {took:.0f} s, {', '.join(report.notes)}", flush=True)
-        for violation in report.violations:
-            print(f"  {violation}", flush=True)
+        lines = [
+            f"{scenario.fault} on {database}: {scenario.what}",
+            f"{report.verdict} in {took:.0f} s, {', '.join(report.notes)}",
+            *report.violations,
+        ]
         if report.verdict == "passed":
             shutil.rmtree(folder)
         else:
-            print(f"  evidence in {folder}", flush=True)
+            lines.append(f"evidence in {folder}")
+        print("\n  ".join(lines), flush=True)
         return report
 
     def _run_in_a_process(self, order: Order) -> Report:
