@@ -494,7 +494,7 @@ def test_a_choice_that_leaves_no_topic_or_names_an_unknown_one_is_refused(option
 
     topics = ",".join(handler.topic for handler in registry)
     with pytest.raises(CommandError, match=words):
-        call_command("runjobs", *[topics if o == "all of them" else o for o in options])
+        call_command("runjobs", "--drain", *[topics if o == "all of them" else o for o in options])
 
 
 def test_many_jobs_under_several_processes_start_once_each(runjobs, ledger):
