@@ -3,8 +3,8 @@
 A suspect is a job whose last claim ended with its lease: its worker died, and perhaps
 by its doing. Of several, one may be the killer and the others bystanders, who are
 charged an attempt each time they die beside it. So suspects start one after the other,
-each with a head start in which a killer mostly kills; and in the later half of its
-attempts a suspect is the only one that its process runs.
+each with a head start in which a killer mostly kills, longer with each attempt; and in
+the later half of its attempts a suspect is the only one that its process runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Suspects:
         if self._one_waits:
             return False
         self._in_hand[claim] = is_late
-        self.next_at = now + HEAD_START_SECONDS
+        self.next_at = now + HEAD_START_SECONDS * max(claim.attempt - 1, 1)
         return True
 
     def ended(self, claim: Claim, *, ran: bool) -> bool:
