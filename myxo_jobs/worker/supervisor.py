@@ -62,6 +62,8 @@ class _Child:
         self.place = place
         self.board = board
         self.overdue: set[int] = set()
+        # Stopped by a signal: its jobs are not renewed for it, so that others can go on.
+        self.is_paused = False
         # Killed here, because it had not ended by the end of the grace.
         self.was_ended = False
         # Ends of leases that were renewed here, by job id.
@@ -236,14 +238,19 @@ class Supervisor:
     def _reap(self) -> None:
         while self._children:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            child = self._children.pop(pid, None)
-            if child is not None:  # else a process that a handler left behind
-                self._bury(child, os.waitstatus_to_exitcode(status))
+            child = self._children.get(pid)
+            if child is None:
+                continue  # a process that a handler left behind
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                child.is_paused = os.WIFSTOPPED(status)
+                continue
+            del self._children[pid]
+            self._bury(child, os.waitstatus_to_exitcode(status))
 
     def _bury(self, child: _Child, code: int) -> None:
         cause = self._cause(child, code)
@@ -347,6 +354,8 @@ class Supervisor:
                 _kill(child.pid, signal.SIGKILL)
 
     def _look_after(self, child: _Child) -> None:
+        if child.is_paused:
+            return
         now = time.monotonic()
         late: list[tuple[Entry, float]] = []
         unstarted: list[Entry] = []

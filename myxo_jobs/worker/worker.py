@@ -360,6 +360,8 @@ class Worker:
             raise
         except DatabaseError:
             # Not an outage, but something in this topic's rows: the others go on.
+            if self._board is not None:
+                self._board.claiming(False)
             logger.exception("topic=%s cannot be claimed, tried again later", lane.handler.topic)
             lane.hopeful = True
             lane.claims_after = now + BROKEN_LANE_SECONDS
