@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 # When a job is due: now (None), in so many seconds, or at an aware moment.
@@ -91,7 +91,11 @@ class Database(ABC):
         connection: BaseDatabaseWrapper = type(connections[alias])(settings, alias=alias)
         connection.inc_thread_sharing()  # whoever stops a thread may close its connection
         connection.queries_log = deque(maxlen=0)  # else it grows when DEBUG is on
-        connection.ensure_connection()
+        try:
+            connection.ensure_connection()
+        except OSError as error:
+            # As when no descriptor is left for what psycopg waits with: an outage like any.
+            raise OperationalError(str(error)) from error
         return connection
 
     @abstractmethod
