@@ -97,7 +97,7 @@ class Stale(msgspec.Struct, frozen=True):
     seconds: float  # of the later runs
 
 
-@job(Stale, workers=8, lease=LEASE, attempts=4, backoff=0.05)
+@job(Stale, workers=8, lease=LEASE, attempts=20, backoff=0.05)
 def stale(request: Stale, run: Run) -> None:
     with recorded(request.number, run):
         # Steps, since a stopped process sleeps on once it is continued.
