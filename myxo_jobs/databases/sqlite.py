@@ -37,7 +37,7 @@ BUSY_PATIENCE_SECONDS = 2.0
 ATOMIC_PATIENCE_SECONDS = 60.0
 # A look costs 0.1 ms of CPU, most of it for waking: more of them would cost an idle
 # worker over a hundredth of a core.
-DATA_VERSION_SECONDS = 0.018
+DATA_VERSION_SECONDS = 0.02
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 # The condition of the claim index, which SQLite compares as it is written: Django up to

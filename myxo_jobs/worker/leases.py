@@ -52,7 +52,10 @@ class LeaseKeeper:
     def hold(self, claims: Sequence[Claim]) -> None:
         if self._board is not None:
             self._board.add(claims)
+        was_idle = not self._claims
         self._claims.update(claims)
+        if was_idle and claims:
+            self._nudge.set()  # from now on it has to look more often
 
     def release(self, claim: Claim) -> None:
         self._claims.discard(claim)
@@ -86,7 +89,7 @@ class LeaseKeeper:
     def _serve(self) -> None:
         try:
             while not self._stopped:
-                pause = self._tick
+                pause = self._tick if self._claims else LONGEST_TICK_SECONDS
                 try:
                     self._connect()
                     self._renew()

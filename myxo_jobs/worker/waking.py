@@ -13,7 +13,7 @@ from myxo_jobs.databases import Listener, database_of
 
 logger = logging.getLogger("myxo_jobs")
 
-WAIT_SECONDS = 0.1  # how soon the thread sees that it is to stop
+WAIT_SECONDS = 0.3  # how soon the thread sees that it is to stop
 RECONNECT_SECONDS = 2.0
 PROBES = 2
 # A listener that is still to prove itself is not waited for.

@@ -12,8 +12,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_an_idle_worker_of_several_topics_uses_under_one_per_cent_of_a_core(worker):
-    assert len(list(registry)) >= 5
-    worker()
+    topics = [handler.topic for handler in registry][:8]
+    assert len(topics) == 8
+    worker(topics=topics)
     time.sleep(2.5)  # it has connected, and its listener has proved itself
     shares = []
     while not shares or (min(shares) >= 0.01 and len(shares) < 3):
