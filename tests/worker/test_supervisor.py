@@ -260,8 +260,11 @@ def test_no_two_processes_share_a_connection(runjobs, ledger):
     wait_until(lambda: ledger.count("begin") == 2, because="it runs again")
     pids = both_idle(process, 4)
     assert len(pids) == 3
+    wait_until(
+        lambda: all(sockets(pid) for pid in pids),
+        because="each process has the socket of its event loop at least",
+    )
     held = {pid: sockets(pid) for pid in (process.pid, *pids)}
-    assert all(held[pid] for pid in pids)  # the event loop's at least
     for one, other in itertools.combinations(held, 2):
         assert held[one] & held[other] == set()
 
