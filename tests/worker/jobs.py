@@ -413,3 +413,41 @@ def mute(request: Mute, run: Run) -> None:
     sys.stdout.close()
     begin(request.name, run)
     time.sleep(request.seconds)
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """Fork, and let the copy come back from the handler, or raise in it."""
+
+    name: str
+    raises: bool = False
+
+
+@job(Fork)
+def fork(request: Fork, run: Run) -> None:
+    begin(request.name, run)
+    if os.fork() == 0 and request.raises:
+        raise SystemExit
+
+
+class ForkAtomic(msgspec.Struct, frozen=True):
+    """As Fork, in the job's transaction."""
+
+    name: str
+
+
+@job(ForkAtomic, atomic=True)
+def fork_in_a_transaction(request: ForkAtomic, run: Run) -> None:
+    Note.objects.create(text=request.name)
+    os.fork()
+
+
+class ForkAsync(msgspec.Struct, frozen=True):
+    """As Fork, in the event loop."""
+
+    name: str
+
+
+@job(ForkAsync)
+async def fork_in_the_loop(request: ForkAsync, run: Run) -> None:
+    begin(request.name, run)
+    os.fork()
