@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from myxo_jobs.worker.limits import TimeLimits
 Verb = Literal["complete", "retry", "fail", "fail_unrun", "snooze", "give_back", "leave", "none"]
 
 
-_NO_LIMIT = nullcontext()
+_NOTHING = nullcontext()
 
 
 class Outcome(msgspec.Struct, eq=False):
@@ -63,6 +63,8 @@ class Surroundings(msgspec.Struct, frozen=True, eq=False):
     limits: TimeLimits | None
     # Told of each claim whose handler is about to be entered.
     starts: Callable[[Claim], None]
+    # Around each run: sets back what a job changed that belongs to the whole process.
+    process: AbstractContextManager[None] = _NOTHING
     pid: int = msgspec.field(default_factory=os.getpid)
 
 
@@ -144,7 +146,7 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
             return arguments
         around.starts(claim)
         timeout = claim.handler.timeout
-        watch = around.limits.watched(claim) if around.limits and timeout else _NO_LIMIT
+        watch = around.limits.watched(claim) if around.limits and timeout else _NOTHING
         with watch:
             async with asyncio.timeout(timeout) as limit:
                 try:

@@ -109,7 +109,8 @@ class ThreadSlots(Slots):
         started = time.monotonic()
         outcome = not_to_run(claim, self._around, started)
         if outcome is None:
-            outcome = run(claim, self._around)
+            with self._around.process:
+                outcome = run(claim, self._around)
             # Before anybody hears of the outcome: what the job left open may hold locks.
             connections.tidy()
             outcome.seconds = time.monotonic() - started
@@ -245,7 +246,8 @@ class AsyncSlots(Slots):
         started = time.monotonic()
         outcome = not_to_run(claim, self._around, started)
         if outcome is None:
-            outcome = await run_async(claim, self._around)
+            with self._around.process:
+                outcome = await run_async(claim, self._around)
             outcome.seconds = time.monotonic() - started
         await self._events.leave()
         self._finish(outcome)

@@ -220,7 +220,10 @@ class Supervisor:
                 signal.signal(number, lambda *_: worker.request_stop())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             threading.Thread(
-                target=_drain_at_end, args=(self._pipe_read, worker), daemon=True
+                target=_drain_at_end,
+                args=(self._pipe_read, worker),
+                name="myxo_jobs pipe",
+                daemon=True,
             ).start()
             worker.start()
             while not worker.join(0.5):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -22,6 +23,7 @@ from myxo_jobs.worker.board import Board
 from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
 from myxo_jobs.worker.limits import TimeLimits, rss_mib
+from myxo_jobs.worker.process import Leftovers, ProcessState
 from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
@@ -111,12 +113,17 @@ class Worker:
         self._limits = TimeLimits(
             self._on_timeout, _tell_of_timeout, grace=self.grace, watchdog=watchdog
         )
+        # Only where the process is its own: elsewhere others may have changed it on purpose.
+        is_own = watchdog or board is not None
+        self._process = ProcessState() if is_own else None
+        self._leftovers = Leftovers(self._tokens.prefix) if is_own else None
         around = Surroundings(
             alias=self.alias,
             is_stopping=lambda: self._stopping or bool(self.worn),
             extend=self._keeper.extend,
             limits=self._limits,
             starts=self._on_start,
+            process=self._process or nullcontext(),
         )
         self._lanes = {
             handler.topic: Lane(handler, self._slots(handler, around)) for handler in self.handlers
@@ -223,6 +230,8 @@ class Worker:
         try:
             self._settle()
             self._check_wear()
+            if self._leftovers is not None:
+                self._leftovers.look(self._keeper.held)
             self._return_late()
             self._look()
             self._claim()
@@ -268,6 +277,8 @@ class Worker:
             if self._suspects.ended(outcome.claim, ran=outcome.verb != "leave"):
                 self._next_look = 0.0  # others may have waited for its end
             by_topic[outcome.claim.handler.topic].append(outcome)
+        if self._leftovers is not None:
+            self._leftovers.note(by_topic)
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
             self._settling.add(outcomes)
@@ -536,6 +547,8 @@ class Worker:
         for lane in self._lanes.values():
             lane.slots.join(deadline)
         self._limits.stop()
+        if self._process is not None:
+            self._process.set_back()  # a relative path starts the process that replaces it
         self._waking.stop()
         self._keeper.stop()
         if self._connection is not None:

@@ -39,9 +39,7 @@ def test_a_copy_of_the_worker_that_a_handler_forked_runs_no_job(runjobs, ledger)
     begun = sorted(line.name for line in ledger.lines("begin"))
     assert begun == sorted([*names, *(f"async {name}" for name in names)])
     assert Note.objects.count() == 40
-    wait_until(
-        lambda: not living_children(process.pid), because="no copy of the worker is left"
-    )
+    wait_until(lambda: not living_children(process.pid), because="no copy of the worker is left")
     process.send(signal.SIGTERM)
     assert process.wait(within=10) == 0
     assert "cannot reach the database" not in process.log()
