@@ -42,6 +42,9 @@ OUTAGE_LOG_SECONDS = 10.0
 # A topic whose claim the database refuses for its own sake is tried again after so long.
 BROKEN_LANE_SECONDS = 10.0
 RSS_EVERY_SECONDS = 1.0
+# How often the database is asked whether it needs a person, and how long a person has.
+COMPLAINT_EVERY_SECONDS = 5.0
+COMPLAINT_TOLD_SECONDS = 600.0
 # A run that should have ended by its timeout and the grace gets so much more before
 # the supervisor ends its process.
 OVERDUE_SECONDS = 2.0
@@ -97,6 +100,7 @@ class Worker:
         self._max_jobs = max_jobs
         self._max_rss = max_rss
         self._ended_jobs = 0
+        self._complaint_after = 0.0
         self._rss_checked = 0.0
         self._board = board
         self._database = database_of(self.alias)
@@ -232,6 +236,7 @@ class Worker:
             self._check_wear()
             if self._leftovers is not None:
                 self._leftovers.look(self._keeper.held)
+            self._pass_on_complaint()
             self._return_late()
             self._look()
             self._claim()
@@ -296,6 +301,15 @@ class Worker:
             rss = rss_mib()
             if rss > self._max_rss:
                 self.wear_out(f"{rss:.0f} MiB of memory are used (--max-rss)")
+
+    def _pass_on_complaint(self) -> None:
+        now = time.monotonic()
+        if now < self._complaint_after:
+            return
+        self._complaint_after = now + COMPLAINT_EVERY_SECONDS
+        if complaint := self._database.complaint(self._own()):
+            self._complaint_after = now + COMPLAINT_TOLD_SECONDS
+            logger.warning("worker=%s warns of the database: %s", self._tokens.prefix, complaint)
 
     def _return_late(self) -> None:
         for lane in self._lanes.values():
