@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +19,10 @@ from myxo_jobs.queue import Claim
 from myxo_jobs.worker.connections import HandlerConnections
 from myxo_jobs.worker.running import Outcome, Surroundings, not_to_run, run, run_async
 
+logger = logging.getLogger("myxo_jobs")
+
+NO_THREAD_LOG_SECONDS = 10.0
+
 Finish = Callable[[Outcome], None]
 
 
@@ -25,8 +30,11 @@ class Slots(ABC):
     """The slots of one topic, and the claims that wait for one."""
 
     @abstractmethod
-    def add(self, claims: Iterable[Claim], in_hand: int) -> None:
-        """Take claims to run, in their order. `in_hand`: how many have not ended, with these."""
+    def add(self, claims: Iterable[Claim], in_hand: int) -> bool:
+        """Take claims to run, in their order; tell whether somebody is there to run them.
+
+        `in_hand`: how many have not ended, with these.
+        """
 
     @abstractmethod
     def waiting(self) -> int:
@@ -55,8 +63,9 @@ class ThreadSlots(Slots):
         self._finish = finish
         self._claims: SimpleQueue[Claim | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._no_thread_told = -NO_THREAD_LOG_SECONDS
 
-    def add(self, claims: Iterable[Claim], in_hand: int) -> None:
+    def add(self, claims: Iterable[Claim], in_hand: int) -> bool:
         for claim in claims:
             self._claims.put(claim)
         while len(self._threads) < min(in_hand, self._size):
@@ -65,8 +74,21 @@ class ThreadSlots(Slots):
                 name=f"myxo_jobs {self._handler.topic} {len(self._threads) + 1}",
                 daemon=True,
             )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no more for this user
+                self._tell_of_no_thread(error)
+                break
             self._threads.append(thread)
-            thread.start()
+        return bool(self._threads)
+
+    def _tell_of_no_thread(self, error: RuntimeError) -> None:
+        now = time.monotonic()
+        if now - self._no_thread_told >= NO_THREAD_LOG_SECONDS:
+            self._no_thread_told = now
+            logger.warning(
+                "topic=%s cannot start a thread, tries on: %s", self._handler.topic, error
+            )
 
     def waiting(self) -> int:
         return self._claims.qsize()
@@ -208,9 +230,10 @@ class AsyncSlots(Slots):
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, claims: Iterable[Claim], in_hand: int) -> None:
+    def add(self, claims: Iterable[Claim], in_hand: int) -> bool:
         self._claims.extend(claims)
         self._events.loop.call_soon_threadsafe(self._fill)
+        return True
 
     def waiting(self) -> int:
         return len(self._claims)
