@@ -150,6 +150,7 @@ def _deploy(rig: Rig, tree: Tree) -> None:
 
 
 def _check_deploys(rig: Rig) -> None:
+    rig.wait_until_drained()
     raised = {line.job for line in rig.ledger.lines("raise")}
     used = [line for line in rig.begun() if line.attempt > 1 and line.job not in raised]
     rig.expect(not used, f"{len(used)} attempts used by deploys, such as {used[:3]}")
