@@ -17,11 +17,20 @@ from asgiref.sync import sync_to_async
 from myxo_jobs.handlers import Handler
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.connections import HandlerConnections
-from myxo_jobs.worker.running import Outcome, Surroundings, not_to_run, run, run_async
+from myxo_jobs.worker.running import (
+    Outcome,
+    Surroundings,
+    not_to_run,
+    run,
+    run_async,
+    unstarted,
+)
 
 logger = logging.getLogger("myxo_jobs")
 
 NO_THREAD_LOG_SECONDS = 10.0
+# How long an async job without a thread for its queries is kept, not to spin.
+GIVE_BACK_SECONDS = 0.5
 
 Finish = Callable[[Outcome], None]
 
@@ -163,13 +172,17 @@ class EventLoop:
         self._thread.start()
 
     async def enter(self) -> None:
-        """Before a job."""
+        """Before a job. Raises RuntimeError where no thread can be started for its queries."""
         self._running += 1
         is_first = self._running == 1
         if is_first or self._gate.locked():
             async with self._gate:
                 if is_first:
-                    await sync_to_async(self._freshen)()
+                    try:
+                        await sync_to_async(self._freshen)()
+                    except RuntimeError:  # the system has no thread for it
+                        self._running -= 1
+                        raise
 
     async def leave(self) -> None:
         """After a job."""
@@ -265,7 +278,14 @@ class AsyncSlots(Slots):
             task.add_done_callback(self._left)
 
     async def _run(self, claim: Claim) -> None:
-        await self._events.enter()
+        try:
+            await self._events.enter()
+        except RuntimeError as error:
+            topic = claim.handler.topic
+            logger.warning("topic=%s cannot start a thread, tries on: %s", topic, error)
+            await asyncio.sleep(GIVE_BACK_SECONDS)
+            self._finish(unstarted(claim))
+            return
         started = time.monotonic()
         outcome = not_to_run(claim, self._around, started)
         if outcome is None:
