@@ -21,6 +21,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 jobs = Jobs()
 
 
+@pytest.fixture(autouse=True)
+def hang_ups_count():
+    """Let no process of a test ignore SIGHUP, as under nohup: a function is not inherited."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class Task(msgspec.Struct, frozen=True):
     name: str = ""
 
