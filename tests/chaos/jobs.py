@@ -21,7 +21,6 @@ import msgspec
 from django.db import connection
 
 from myxo_jobs import GiveUp, Run, job
-from myxo_jobs.models import Job
 from tests.chaos import zoo
 from tests.ledger import VARIABLE, Line
 
@@ -217,6 +216,8 @@ class Async(msgspec.Struct, frozen=True):
 
 @job(Async, workers=4, lease=LEASE)
 async def ask_in_the_loop(request: Async, run: Run) -> None:
+    from myxo_jobs.models import Job
+
     with recorded(request.number, run):
         await Job.objects.filter(pk=0).aexists()
 
