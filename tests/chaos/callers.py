@@ -403,7 +403,7 @@ def _end_an_interpreter(rig: Rig) -> None:
         stderr=subprocess.STDOUT,
     )
     try:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -350,17 +351,17 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 @scenario("F48", "no file descriptors left in a worker process; no threads, no processes")
 def limits_are_met(rig: Rig) -> None:
     tree = rig.start_workers()
-    few = _of_a_user_of_their_own(rig)
+    few = _of_users_of_their_own(rig)
     rig.put_steadily(rate=30.0, make=mixed_work)
     rig.warm_up()
     rig.bites = 0
     rig.seconds /= 2
-    for act in (partial(_take_threads, rig, few), partial(_take_descriptors, rig, tree)):
+    for act in (partial(_take_threads, rig, *few), partial(_take_descriptors, rig, tree)):
         rig.start_clock()
         act()
 
 
-def _of_a_user_of_their_own(rig: Rig) -> list[Tree]:
+def _of_users_of_their_own(rig: Rig) -> list[Tree]:
     """Start workers as users who are not root, whom no limit of threads meets."""
     first = 61_000 + os.getpid() % 1_000 * 2
     return [
@@ -369,17 +370,15 @@ def _of_a_user_of_their_own(rig: Rig) -> list[Tree]:
     ]
 
 
-def _take_threads(rig: Rig, trees: list[Tree]) -> None:
+def _take_threads(rig: Rig, alone: Tree, supervised: Tree) -> None:
     """Let the system refuse more threads and processes, and kill one so that it has to."""
-    alone, supervised = trees
     others: list[Callable[[int], Any]] = [Once, Rare, Newest, Async]  # no thread runs these yet
+    usual, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     for _ in rig.moments(1.0, 2.0):
-        if victims := supervised.workers():
-            rig.kill(victims[0], within=None)
-        limited = [psutil.Process(pid) for pid in (alone.pid, supervised.pid)]
-        usual = limited[0].rlimit(psutil.RLIMIT_NPROC)
-        for process in limited:
-            process.rlimit(psutil.RLIMIT_NPROC, (1, usual[1]))
+        for tree in (alone, supervised):
+            _limit_threads(tree, 1)
+        rig.kill(supervised.workers()[0], within=None)
+        limited = [psutil.Process(tree.pid) for tree in (alone, supervised)]
         before = [sum(process.cpu_times()[:2]) for process in limited]
         began = time.monotonic()
         if others:
@@ -392,7 +391,8 @@ def _take_threads(rig: Rig, trees: list[Tree]) -> None:
         for process, used in zip(limited, before, strict=True):
             share = (sum(process.cpu_times()[:2]) - used) / took
             rig.expect(share < 0.8, f"{share:.0%} of a core used while nothing could be started")
-            process.rlimit(psutil.RLIMIT_NPROC, usual)
+        for tree in (alone, supervised):
+            _limit_threads(tree, usual)
         rig.wait_until(
             lambda: len(supervised.workers()) == 2,
             because="the supervisor has its workers again",
@@ -402,6 +402,12 @@ def _take_threads(rig: Rig, trees: list[Tree]) -> None:
         refused = tree.log().count(f"cannot start a {what}, tries on")
         rig.bites = (rig.bites or 0) + refused
         rig.expect(refused > 0, f"no {what} was refused")
+
+
+def _limit_threads(tree: Tree, count: int) -> None:
+    """Let a tree's user have so many threads, as far as its first process is asked."""
+    command = ["prlimit", "--pid", str(tree.pid), f"--nproc={count}:"]
+    subprocess.run([*tree.prefix, *command], check=True)
 
 
 def _take_descriptors(rig: Rig, tree: Tree) -> None:

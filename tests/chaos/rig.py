@@ -55,7 +55,7 @@ class Tree:
         user: int | None = None,
     ) -> None:
         self.options = options
-        self._prefix = [] if user is None else _as_user(user)
+        self.prefix = [] if user is None else _as_user(user)
         self.log_file = log
         self._environment = environment
         self._log = log.open("ab")
@@ -64,7 +64,7 @@ class Tree:
     def start(self) -> None:
         """Start it, or start it again after its end."""
         self._process = subprocess.Popen(
-            [*self._prefix, sys.executable, "-m", "django", "runjobs", *self.options],
+            [*self.prefix, sys.executable, "-m", "django", "runjobs", *self.options],
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.DEVNULL,
