@@ -129,7 +129,10 @@ class Leftovers:
         in_hand = set(held())
         topics = self._topics | {claim.handler.topic for claim in in_hand}
         self._topics = set()
-        there = {**_children(), **_threads()}
+        try:
+            there = {**_children(), **_threads()}
+        except OSError:  # no descriptor is left to look with
+            return
         self._sights = {
             key: self._sights.get(key) or _Sight(what, in_hand, topics)
             for key, what in there.items()

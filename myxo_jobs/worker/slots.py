@@ -38,6 +38,8 @@ Finish = Callable[[Outcome], None]
 class Slots(ABC):
     """The slots of one topic, and the claims that wait for one."""
 
+    _no_thread_told = -NO_THREAD_LOG_SECONDS
+
     @abstractmethod
     def add(self, claims: Iterable[Claim], in_hand: int) -> bool:
         """Take claims to run, in their order; tell whether somebody is there to run them.
@@ -61,6 +63,12 @@ class Slots(ABC):
     def join(self, deadline: float) -> None:
         """Wait for the slots to end, until a moment of the monotonic clock."""
 
+    def _tell_of_no_thread(self, topic: str, error: RuntimeError) -> None:
+        now = time.monotonic()
+        if now - self._no_thread_told >= NO_THREAD_LOG_SECONDS:
+            self._no_thread_told = now
+            logger.warning("topic=%s cannot start a thread, tries on: %s", topic, error)
+
 
 class ThreadSlots(Slots):
     """Threads, started as they are needed, that each run one job at a time."""
@@ -72,7 +80,6 @@ class ThreadSlots(Slots):
         self._finish = finish
         self._claims: SimpleQueue[Claim | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._no_thread_told = -NO_THREAD_LOG_SECONDS
 
     def add(self, claims: Iterable[Claim], in_hand: int) -> bool:
         for claim in claims:
@@ -86,18 +93,10 @@ class ThreadSlots(Slots):
             try:
                 thread.start()
             except RuntimeError as error:  # the system has no more for this user
-                self._tell_of_no_thread(error)
+                self._tell_of_no_thread(self._handler.topic, error)
                 break
             self._threads.append(thread)
         return bool(self._threads)
-
-    def _tell_of_no_thread(self, error: RuntimeError) -> None:
-        now = time.monotonic()
-        if now - self._no_thread_told >= NO_THREAD_LOG_SECONDS:
-            self._no_thread_told = now
-            logger.warning(
-                "topic=%s cannot start a thread, tries on: %s", self._handler.topic, error
-            )
 
     def waiting(self) -> int:
         return self._claims.qsize()
@@ -281,8 +280,7 @@ class AsyncSlots(Slots):
         try:
             await self._events.enter()
         except RuntimeError as error:
-            topic = claim.handler.topic
-            logger.warning("topic=%s cannot start a thread, tries on: %s", topic, error)
+            self._tell_of_no_thread(claim.handler.topic, error)
             await asyncio.sleep(GIVE_BACK_SECONDS)
             self._finish(unstarted(claim))
             return

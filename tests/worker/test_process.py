@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 import signal
 
 import pytest
 
 from myxo_jobs import Jobs
 from myxo_jobs.models import Job
+from myxo_jobs.worker.process import Leftovers
 from tests.rig import wait_until
 from tests.worker.jobs import CHANGES, Child, Leave, Shared, SharedAsync
 
@@ -67,3 +70,16 @@ def test_a_child_of_a_job_that_runs_is_not_left_behind(runjobs, ledger):
     all_done()
     assert ledger.lines("end", name="one")
     assert "left behind" not in process.log()
+
+
+def test_a_process_without_a_descriptor_left_is_not_looked_at():
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, usual[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.listdir("/proc/self/task")  # noqa: PTH208
+        Leftovers("name").look(list)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
