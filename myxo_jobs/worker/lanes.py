@@ -17,7 +17,7 @@ MOST_AHEAD = 1_000
 # A claimed job that has not started is given back before it has waited for a second.
 UNSTARTED_SECONDS = 0.8
 # How often a topic that always has jobs ahead makes room for a suspect.
-ASK_FOR_SUSPECTS_SECONDS = 1.0
+ASK_FOR_SUSPECTS_SECONDS = 0.5
 # A topic for which the system has no thread claims nothing for so long.
 NO_THREAD_SECONDS = 2.0
 # How much the newest jobs weigh in the mean run time.

@@ -124,6 +124,13 @@ class Supervisor:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
         listen_to_stop_signals(self._on_stop_signal)
+        try:
+            return self._look_after_all(wake_read)
+        finally:
+            # An interpreter that ends lets the alarm do what it does by default: kill.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _look_after_all(self, wake_read: int) -> int:
         while True:
             self._stop_if_told()
             self._reap()

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from tests.chaos.jobs import LEASE, AsyncHang, Dirt, Hang, Poison, Stale, Work, Zoo
+from tests.chaos.jobs import LEASE, AsyncHang, Dirt, Frozen, Hang, Poison, Stale, Work, Zoo
 from tests.chaos.oracle import Put
 from tests.chaos.rig import POSTGRES, Loss, Rig, connections_of_workers, level_of
 from tests.ledger import Line
@@ -35,7 +35,7 @@ LEFT_OF_A_LEASE = LEASE * 0.4
 
 # How long a process may take to die of its job; of a hang after its timeout, the grace
 # and what the supervisor adds.
-DYING_SECONDS: dict[type, float] = {Poison: 1.0, Hang: 8.0}
+DYING_SECONDS: dict[type, float] = {Poison: 1.0, Hang: 8.0, Frozen: 20.0}
 SPARE_DESCRIPTORS = 50  # a handler's thread opens up to three for its connection
 SPARE_RSS_MIB = 64
 LONGEST_LIST = 5

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -194,6 +195,18 @@ HANG_SECONDS = 1.0
 def hang(request: Hang, run: Run) -> None:
     with recorded(request.number, run):
         zoo.HANGS[request.how]()
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """Write to a disk that may be frozen: the kernel then lets nothing interrupt that."""
+
+    number: int
+
+
+@job(Frozen, lease=LEASE, attempts=100, timeout=HANG_SECONDS, backoff=0.05)
+def write_to_a_disk(request: Frozen, run: Run) -> None:
+    with recorded(request.number, run):
+        Path(os.environ["MYXO_CHAOS_DISK"], str(request.number)).write_text("x")
 
 
 class AsyncHang(msgspec.Struct, frozen=True):

@@ -290,7 +290,8 @@ class Rig:
         self.oracle.stop()
         began = time.monotonic()
         self.wait_until(self._is_drained, because="the queue drains", within=self.drain_seconds)
-        self.notes = [f"drained in {time.monotonic() - began:.1f} s"]
+        others = [note for note in self.notes if not note.startswith("drained in ")]
+        self.notes = [*others, f"drained in {time.monotonic() - began:.1f} s"]
 
     def _is_drained(self) -> bool:
         from myxo_jobs.models import Job
