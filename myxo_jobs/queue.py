@@ -214,6 +214,8 @@ class _WakeUp:
         self.block = block
         self.topics: set[str] = set()
         self.sent = False
+        # By this Django names a callback that raised, as one does whose session was cut.
+        self.__qualname__ = type(self).__qualname__
 
     def __call__(self) -> None:
         self.sent = True
