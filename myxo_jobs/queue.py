@@ -20,7 +20,7 @@ import msgspec
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from myxo_jobs.databases import Database, Due, Row, database_of
+from myxo_jobs.databases import Database, Due, OnSuspect, Row, database_of
 from myxo_jobs.errors import ClaimLost, OwnTransactionImpossible
 from myxo_jobs.handlers import Handler
 from myxo_jobs.models import Job
@@ -271,14 +271,14 @@ def claim(
     limit: int,
     *,
     token: str,
-    suspects: bool = True,
+    on_suspect: OnSuspect = "take",
     joined: bool = False,
 ) -> list[Claim]:
     """Take up to `limit` due jobs of a handler, each for its lease.
 
     Highest `priority` first, then earliest `due`, then `id`; empty when nothing is
-    due. A job whose lease is over is a suspect: it is taken only if `suspects`, at
-    its old place in the line, and alone. Moments are the database's. Raises
+    due. A job whose lease is over is a suspect: taken alone and at its old place in
+    the line, or not at all, by `on_suspect`. Moments are the database's. Raises
     RuntimeError inside an open transaction, unless `joined`.
     Source: PostgreSQL manual, SELECT, "The Locking Clause".
     """
@@ -291,7 +291,7 @@ def claim(
         limit,
         lease=handler.lease,
         token=token,
-        suspects=suspects,
+        on_suspect=on_suspect,
         told=handler.takes_run,
     )
     ends = before + handler.lease

@@ -127,8 +127,17 @@ def test_suspects_are_passed_over_on_request(make_job, claim_some):
     make_job("receipts", status="expired", due=ago(500))
     fresh = make_job("receipts")
 
-    assert [claim.job_id for claim in claim_some("receipts", suspects=False)] == [fresh.pk]
-    assert claim_some("receipts", suspects=False) == []
+    assert [claim.job_id for claim in claim_some("receipts", on_suspect="skip")] == [fresh.pk]
+    assert claim_some("receipts", on_suspect="skip") == []
+
+
+def test_a_claim_can_stop_before_a_suspect(make_job, claim_some):
+    first = make_job("receipts", due=ago(600))
+    make_job("receipts", status="expired", due=ago(500))
+    make_job("receipts")
+
+    assert [claim.job_id for claim in claim_some("receipts", on_suspect="stop")] == [first.pk]
+    assert claim_some("receipts", on_suspect="stop") == []
 
 
 def test_two_claims_never_share_a_job(make_job, claim_some):

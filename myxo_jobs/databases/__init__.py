@@ -8,9 +8,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from myxo_jobs.databases.base import Database, Due, Listener, Row
+from myxo_jobs.databases.base import Database, Due, Listener, OnSuspect, Row
 
-__all__ = ["Database", "Due", "Listener", "Row", "database_of", "is_supported"]
+__all__ = ["Database", "Due", "Listener", "OnSuspect", "Row", "database_of", "is_supported"]
 
 _SUPPORTED = ("postgresql", "sqlite")
 

@@ -18,6 +18,10 @@ Due = float | datetime | None
 
 ValueType = Literal["number", "text"]
 
+# What a claim does about a suspect, a job whose last claim ended with its lease: take it
+# (alone), take only what stands before it, or pass it by.
+OnSuspect = Literal["take", "stop", "skip"]
+
 
 # What a put does where its key is there. The conflict is named, so that only the key
 # can be the reason for no row; SQLite knows the index by its condition, in the order in
@@ -151,15 +155,15 @@ class Database(ABC):
         *,
         lease: float,
         token: str,
-        suspects: bool,
+        on_suspect: OnSuspect,
         told: bool,
     ) -> list[tuple[int, str, str | None, int, Any, bool]]:
         """Claim up to `limit` due jobs of `topic` for `lease` seconds, under `token`.
 
         Returns (id, payload, key, attempts, created_at, suspect) of each, in the
         order to run them; `key` and `created_at` only if `told`, since a driver takes
-        longer for a moment than for the rest of a row. A suspect is a job whose last
-        claim ended with its lease: it is taken only if `suspects`, and then alone.
+        longer for a moment than for the rest of a row. A claim that has to wait for a
+        lock takes no suspect whose lease ended meanwhile: its holder had to wait, too.
         """
 
     @abstractmethod

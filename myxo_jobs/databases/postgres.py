@@ -11,7 +11,7 @@ import secrets
 import select
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import psycopg
 from django.db import transaction
@@ -24,6 +24,7 @@ from myxo_jobs.databases.base import (
     Database,
     Due,
     Listener,
+    OnSuspect,
     Row,
     ValueType,
 )
@@ -76,7 +77,7 @@ placed AS (
     FROM free WINDOW line AS (ORDER BY priority DESC, due, id)
 ),
 -- A suspect is claimed alone: the first in line, or everything before it.
-taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1)
+taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = {{takes_first}})
 UPDATE myxo_jobs AS job
 SET worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
@@ -88,12 +89,13 @@ FROM taken WHERE job.id = taken.id AND {UNFLUSHED}
 RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}}, taken.suspect, taken.place
 """
 CLAIMS = {
-    (suspects, told): CLAIM.format(
-        claimable=CLAIMABLE if suspects else FRESH,
+    (on_suspect, told): CLAIM.format(
+        claimable=FRESH if on_suspect == "skip" else CLAIMABLE,
+        takes_first=0 if on_suspect == "stop" else 1,
         key="job.key" if told else "NULL",
         created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
     )
-    for suspects in (True, False)
+    for on_suspect in get_args(OnSuspect)
     for told in (True, False)
 }
 
@@ -291,12 +293,12 @@ class PostgreSQL(Database):
         *,
         lease: float,
         token: str,
-        suspects: bool,
+        on_suspect: OnSuspect,
         told: bool,
     ) -> list[tuple[int, str, str | None, int, Any, bool]]:
         values: dict[str, Any] = {"topic": topic, "limit": limit, "lease": lease, "token": token}
         with connection.cursor() as cursor:
-            cursor.execute(CLAIMS[suspects, told], values)
+            cursor.execute(CLAIMS[on_suspect, told], values)
             rows = cursor.fetchall()
         rows.sort(key=lambda row: row[6])
         return [row[:6] for row in rows]

@@ -23,6 +23,7 @@ from myxo_jobs.databases.base import (
     Database,
     Due,
     Listener,
+    OnSuspect,
     Row,
     ValueType,
 )
@@ -44,7 +45,6 @@ NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 # 6.0 writes NOT failed, later ones failed = 0, and an index outlives an update.
 WAITING = "NOT failed AND failed = 0 AND due IS NOT NULL"
 CLAIMABLE = f"{WAITING} AND due <= {NOW} AND (lease_until IS NULL OR lease_until <= {NOW})"
-FRESH = f"{WAITING} AND due <= {NOW} AND lease_until IS NULL"
 
 HIGHEST_PRIORITY = f"""
 SELECT priority FROM myxo_jobs WHERE topic = ? AND {WAITING} ORDER BY priority DESC LIMIT 1
@@ -54,14 +54,14 @@ SELECT priority FROM myxo_jobs WHERE topic = ? AND {WAITING} AND priority < ?
 ORDER BY priority DESC LIMIT 1
 """
 # `created_at` as the text it is: Django's converter would drop that it is UTC.
-FREE = """
+FREE = f"""
 SELECT id, coalesce(again, payload), key, CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
     created_at || '', lease_until IS NOT NULL
 FROM myxo_jobs
-WHERE topic = ? AND priority = ? AND {claimable} ORDER BY due, id LIMIT ?
+WHERE topic = ? AND priority = ? AND {WAITING} AND due <= {NOW}
+    AND (lease_until IS NULL OR lease_until <= ?)
+ORDER BY due, id LIMIT ?
 """
-FREE_ANY = FREE.format(claimable=CLAIMABLE)
-FREE_FRESH = FREE.format(claimable=FRESH)
 TAKE = f"""
 UPDATE myxo_jobs SET worker = ?, started_at = {NOW},
     attempts = CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
@@ -189,18 +189,18 @@ class SQLite(Database):
         *,
         lease: float,
         token: str,
-        suspects: bool,
+        on_suspect: OnSuspect,
         told: bool,
     ) -> list[tuple[int, str, str | None, int, Any, bool]]:
-        free = FREE_ANY if suspects else FREE_FRESH
+        over_at = "" if on_suspect == "skip" else _now(connection)  # as texts are compared
         taken: list[Any] = []
         with _immediate(connection) as raw:
             for priority in _priorities(raw, topic):
                 room = limit - len(taken)
                 if room <= 0:
                     break
-                taken += raw.execute(free, (topic, priority, room)).fetchall()
-            taken = _before_a_suspect(taken)
+                taken += raw.execute(FREE, (topic, priority, over_at, room)).fetchall()
+            taken = _up_to_a_suspect(taken, takes_it=on_suspect == "take")
             raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
         return taken
 
@@ -284,11 +284,18 @@ def _priorities(raw: sqlite3.Connection, topic: str) -> Iterator[int]:
         row = raw.execute(NEXT_PRIORITY, (topic, row[0])).fetchone()
 
 
-def _before_a_suspect(rows: list[Any]) -> list[Any]:
-    """Return the first row if it is a suspect, else those before the first suspect."""
+def _now(connection: BaseDatabaseWrapper) -> str:
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        now: str = connection.connection.execute(f"SELECT {NOW}").fetchone()[0]
+    return now
+
+
+def _up_to_a_suspect(rows: list[Any], *, takes_it: bool) -> list[Any]:
+    """Return the rows before the first suspect, or that one alone if it comes first."""
     for place, row in enumerate(rows):
         if row[5]:
-            return rows[: max(place, 1)]
+            return rows[: place or takes_it]
     return rows
 
 

@@ -123,6 +123,13 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, _ignore)
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_stop_signal)
+        try:
+            return self._look_after_all(wake_read)
+        finally:
+            # An interpreter that ends has no handler for it, and would be killed.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _look_after_all(self, wake_read: int) -> int:
         while True:
             self._stop_if_told()
             self._reap()
