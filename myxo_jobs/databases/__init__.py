@@ -9,8 +9,18 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from myxo_jobs.databases.base import Database, Due, Listener, OnSuspect, Row
+from myxo_jobs.databases.floors import Floors
 
-__all__ = ["Database", "Due", "Listener", "OnSuspect", "Row", "database_of", "is_supported"]
+__all__ = [
+    "Database",
+    "Due",
+    "Floors",
+    "Listener",
+    "OnSuspect",
+    "Row",
+    "database_of",
+    "is_supported",
+]
 
 _SUPPORTED = ("postgresql", "sqlite")
 

@@ -209,7 +209,9 @@ class Worker:
     def _is_over(self) -> bool:
         if self._stopping or self.worn:
             return True
-        idle = not any(lane.in_hand or lane.hopeful for lane in self._lanes.values())
+        idle = not any(
+            lane.in_hand or lane.hopeful or lane.floors.in_doubt for lane in self._lanes.values()
+        )
         return (
             self.drain
             and idle
@@ -308,17 +310,29 @@ class Worker:
             return
         self._looked_at = now
         self._next_look = now + self.poll
-        topics = [topic for topic, lane in self._lanes.items() if not lane.hopeful]
-        if not topics:
+        lanes = [lane for lane in self._lanes.values() if not lane.hopeful]
+        if not lanes:
             return
-        found = self._database.look(self._own(), topics, self.poll)
-        for topic, wait in found.items():
+        floors = {lane.handler.topic: lane.floors.at(now) for lane in lanes}
+        found = self._database.look(self._own(), floors, self.poll)
+        looked = time.monotonic()
+        for lane in lanes:
+            lane.floors.passed(floors[lane.handler.topic], [], began=now, ended=looked)
+            wait = found.get(lane.handler.topic, math.inf)
             if wait <= 0:
-                self._lanes[topic].hopeful = True
+                lane.hopeful = True
             else:
-                self._next_look = min(self._next_look, now + wait)
+                self._look_in(wait, now)
+                self._look_when_in_doubt(lane)
         if now < self._look_on_until:
-            self._next_look = min(self._next_look, now + LOOK_ON_EVERY_SECONDS)
+            self._look_in(LOOK_ON_EVERY_SECONDS, now)
+
+    def _look_in(self, seconds: float, now: float) -> None:
+        self._next_look = min(self._next_look, now + seconds)
+
+    def _look_when_in_doubt(self, lane: Lane) -> None:
+        if lane.floors.in_doubt:
+            self._next_look = min(self._next_look, lane.floors.full_at)
 
     def _claim(self) -> None:
         for lane in self._lanes.values():
@@ -359,7 +373,12 @@ class Worker:
             self._board.claiming(True)
         try:
             claims = queue.claim(
-                connection, lane.handler, room, token=self._tokens.next(), on_suspect=on_suspect
+                connection,
+                lane.handler,
+                room,
+                token=self._tokens.next(),
+                on_suspect=on_suspect,
+                floors=lane.floors,
             )
         except (OperationalError, InterfaceError):
             raise
@@ -375,6 +394,8 @@ class Worker:
         self._keeper.hold(claims)
         if self._board is not None:
             self._board.claiming(False)
+        if len(claims) < room:
+            self._look_when_in_doubt(lane)
         if on_suspect == "stop":
             self._suspects.not_before(self._writes.had_time_at())
         if on_suspect != "skip":
@@ -497,7 +518,7 @@ class Worker:
     def _look_on(self, now: float) -> None:
         if self._database.sends_wakeups:
             self._look_on_until = now + LOOK_ON_SECONDS
-            self._next_look = min(self._next_look, now + LOOK_ON_EVERY_SECONDS)
+            self._look_in(LOOK_ON_EVERY_SECONDS, now)
 
     # -- the end -------------------------------------------------------------
 
