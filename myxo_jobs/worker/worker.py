@@ -378,7 +378,8 @@ class Worker:
                 room,
                 token=self._tokens.next(),
                 on_suspect=on_suspect,
-                floors=lane.floors,
+                # Suspects come one by one, and a claim that passes them by would move on.
+                floors=None if lane.found_suspect else lane.floors,
             )
         except (OperationalError, InterfaceError):
             raise
