@@ -3,6 +3,13 @@
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASE, DATABASES
 
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "myxo_jobs",
+    "tests.app",
+    "tests.benchmarks",
+]
 LOGGING = {"version": 1, "disable_existing_loggers": False}
 if DATABASE == "sqlite":
     for database in DATABASES.values():
