@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import struct
-import time
-
 import msgspec
 from django.db import connection
 
 from myxo_jobs import Jobs, job
 from tests.app.models import Note
-from tests.benchmarks.evidence import Evidence
+from tests.benchmarks.evidence import Evidence, write_down
 
 NOTES = 1_000
-#: Names the file of the handlers whose processes end without telling.
-RAN_FILE = "MYXO_BENCHMARK_RAN"
 
 jobs = Jobs()
 evidence = Evidence()
@@ -94,17 +88,7 @@ class Written(msgspec.Struct, frozen=True):
 @job(Written, topic="benchmark.written")
 def written(request: Written) -> None:
     """Note the run in a file: for workers that are processes of `runjobs`."""
-    os.write(_ran_file(), struct.pack("<qd", request.number, time.monotonic()))
-
-
-_files: dict[int, int] = {}
-
-
-def _ran_file() -> int:
-    pid = os.getpid()  # a forked worker opens its own
-    if pid not in _files:
-        _files[pid] = os.open(os.environ[RAN_FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    return _files[pid]
+    write_down(request.number)
 
 
 class Failing(msgspec.Struct, frozen=True):

@@ -116,11 +116,11 @@ def ended(actor: Actor) -> Any:
 
 @contextmanager
 def program(
-    command: Sequence[str], *, until: str, environment: Mapping[str, str] | None = None
+    command: Sequence[str], *, until: str | None, environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
-    """Run a program, from when its log says `until`; give its process number.
+    """Run a program; give its process number once its log says `until`, if that is given.
 
-    It gets SIGTERM at the end.
+    It gets SIGTERM at the end, and SIGKILL when that does not end it.
     """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -132,14 +132,18 @@ def program(
         )
         try:
             deadline = time.monotonic() + 30
-            while until not in _text(log):
+            while until is not None and until not in _text(log):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise Void(f"{' '.join(command)} did not start:\n{_text(log)}")
                 time.sleep(0.02)
             yield process.pid
         finally:
             process.terminate()
-            process.wait()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _text(log: IO[bytes]) -> str:

@@ -15,7 +15,8 @@ PEERS, DJANGO_PEERS = "every peer", "every Django peer"
 class Mark(msgspec.Struct, frozen=True):
     """What a quantity of ours must reach: a bound, or a multiple of another side's.
 
-    `of` is a side, or PEERS or DJANGO_PEERS for the best of those that were measured.
+    `of` is a side, or PEERS or DJANGO_PEERS for the best of those that were measured. A
+    side may have variants, such as `pgqueuer, batches of 500`: the best of them counts.
     """
 
     quantity: str
@@ -87,15 +88,15 @@ class Report(msgspec.Struct):
         return Verdict(mark.quantity, str(mark), measured, ok)
 
     def _other(self, mark: Mark, django_peers: Sequence[str]) -> float | None:
-        if mark.of not in (PEERS, DJANGO_PEERS):
-            return self.median(mark.quantity, mark.of)
-        sides = self.values.get(mark.quantity, {})
-        peers = [side for side in sides if side in django_peers or mark.of == PEERS]
-        medians = [
-            median
-            for side in peers
-            if side not in (OURS, RAW) and (median := self.median(mark.quantity, side)) is not None
+        sides = [
+            side
+            for side in self.values.get(mark.quantity, {})
+            if side == mark.of
+            or side.startswith(f"{mark.of}, ")
+            or (mark.of == PEERS and side not in (OURS, RAW))
+            or (mark.of == DJANGO_PEERS and side in django_peers)
         ]
+        medians = [statistics.median(self.values[mark.quantity][side]) for side in sides]
         if not medians:
             return None
         return max(medians) if mark.sign == "≥" else min(medians)

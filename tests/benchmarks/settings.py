@@ -1,15 +1,9 @@
 """The suite's settings, but quiet, and with the drive as careful as by default."""
 
 from tests.settings import *  # noqa: F403
-from tests.settings import DATABASE, DATABASES
+from tests.settings import DATABASE, DATABASES, INSTALLED_APPS
 
-INSTALLED_APPS = [
-    "django.contrib.contenttypes",
-    "django.contrib.auth",
-    "myxo_jobs",
-    "tests.app",
-    "tests.benchmarks",
-]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.benchmarks"]
 LOGGING = {"version": 1, "disable_existing_loggers": False}
 if DATABASE == "sqlite":
     for database in DATABASES.values():

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from tests.benchmarks import database
 from tests.benchmarks.bench import Bench, scenario
-from tests.benchmarks.evidence import check_each_ran_once
-from tests.benchmarks.peers import contestants
+from tests.benchmarks.evidence import check_each_ran_once, wait_for_jobs, written_down
+from tests.benchmarks.peers import Peer, contestants
 from tests.benchmarks.processes import Actor, Stage, ended, python_actor
 from tests.benchmarks.reports import OURS, PEERS, Report, at_most, percentile
+from tests.benchmarks.scenarios.drains import PEER_PATIENCE
 
 PUTS = 100
 PEER_PUTS = 40
@@ -34,12 +35,26 @@ def latency(bench: Bench, report: Report) -> None:
         for peer in contestants(bench):
             peer.empty()
             pauses = _pauses(bench.scaled(PEER_PUTS))
-            putter = peer.actor("put_at_a_pace", first=0, pauses=pauses)
-            add_percentiles(report, peer.name, waits(peer.actor("work"), [putter]))
+            add_percentiles(report, peer.name, _waits_of(peer, pauses))
 
 
 def _pauses(count: int) -> list[float]:
     return [random.uniform(*PAUSE_SECONDS) for _ in range(count)]
+
+
+def _waits_of(peer: Peer, pauses: list[float]) -> list[float]:
+    putter = peer.actor("put_at_a_pace", first=0, pauses=pauses)
+    with peer.working() as file, Stage() as stage:
+        # It puts one job to begin with: by it the worker is seen to have started.
+        stage.enter(putter)
+        putter.wait_until_ready()
+        wait_for_jobs(file, 1, within=PEER_PATIENCE)
+        putter.say()
+        puts = dict(putter.result())
+        wait_for_jobs(file, len(puts) + 1, within=PEER_PATIENCE)
+        starts = [(number, moment) for number, moment in written_down(file) if number >= 0]
+    check_each_ran_once([number for number, _ in starts], list(puts))
+    return [(moment - puts[number]) * 1e3 for number, moment in starts]
 
 
 def waits(worker: Actor, putters: Sequence[Actor], spare: float = 3.0) -> list[float]:

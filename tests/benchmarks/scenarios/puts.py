@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.benchmarks import database
 from tests.benchmarks.bench import Bench, scenario
-from tests.benchmarks.evidence import Void
+from tests.benchmarks.evidence import Void, wait_for_jobs
 from tests.benchmarks.peers import contestants
-from tests.benchmarks.processes import Actor, Stage, python_actor
+from tests.benchmarks.processes import Stage, python_actor
 from tests.benchmarks.reports import OURS, PEERS, RAW, Report, at_least, at_most
-from tests.benchmarks.scenarios.drains import act
+from tests.benchmarks.scenarios.drains import PEER_PATIENCE, act
 
 BACKLOG = 150_000
 SECONDS = 2.0
@@ -28,9 +28,11 @@ def put(bench: Bench, report: Report) -> None:
         for side in (OURS, RAW):
             report.add(RATE, side, _beside_a_busy_worker(side))
         for peer in contestants(bench):
-            peer.fill(peer.jobs)
-            putter = peer.actor("put", seconds=SECONDS)
-            report.add(RATE, peer.name, _rate(putter, peer.actor("work")))
+            peer.fill(2 * peer.jobs)
+            with peer.working() as file, Stage() as stage:
+                wait_for_jobs(file, 1, within=PEER_PATIENCE)
+                result = stage.perform(peer.actor("put", seconds=SECONDS))[0]
+            report.add(RATE, peer.name, result["count"] / result["seconds"])
 
 
 def _beside_a_busy_worker(side: str) -> float:
@@ -40,16 +42,12 @@ def _beside_a_busy_worker(side: str) -> float:
     database.empty()
     ours.fill("Noop", BACKLOG)
     worker = python_actor("sides.ours.work", {}, topics=["benchmark.noop"])
-    rate = _rate(python_actor(f"sides.{side}.put", {}, seconds=SECONDS), worker)
+    putter = python_actor(f"sides.{side}.put", {}, seconds=SECONDS)
+    with Stage() as stage:
+        stage.begin(worker, putter)
+        result = putter.result()
     if not Job.objects.filter(topic="benchmark.noop").exists():
         raise Void("the worker had emptied its backlog before the puts ended")
-    return rate
-
-
-def _rate(putter: Actor, worker: Actor) -> float:
-    with Stage() as stage:
-        stage.begin(putter, worker)
-        result = putter.result()
     return float(result["count"] / result["seconds"])
 
 
@@ -79,8 +77,7 @@ def put_many(bench: Bench, report: Report) -> None:
             result = act(f"sides.{side}.put_many", count=MANY, times=TIMES)
             report.add(RATE, side, result["count"] / result["seconds"])
         for peer in contestants(bench):
-            if peer.puts_many:
-                peer.empty()
-                with Stage() as stage:
-                    result = stage.perform(peer.actor("put_many", count=MANY, times=1))[0]
-                report.add(RATE, peer.name, result["count"] / result["seconds"])
+            peer.empty()
+            with Stage() as stage:
+                result = stage.perform(peer.actor("put_many", count=MANY, times=1))[0]
+            report.add(RATE, peer.name, result["count"] / result["seconds"])
