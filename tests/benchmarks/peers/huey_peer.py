@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from huey import SqliteHuey
-from huey.consumer import Consumer
 
 from tests.benchmarks.evidence import write_down
 
@@ -30,7 +29,3 @@ def enqueue(number: int) -> None:
 def enqueue_all(numbers: Iterable[int]) -> None:
     for number in numbers:
         noop(number)
-
-
-if __name__ == "__main__":
-    Consumer(queue, workers=2, worker_type="thread", initial_delay=0.01, max_delay=0.1).run()

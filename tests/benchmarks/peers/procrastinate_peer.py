@@ -24,15 +24,14 @@ async def noop(number: int) -> None:
 
 @cache
 def _putting() -> Any:
-    """Return the task of an app that puts synchronously, through an open pool."""
-    other = app.with_connector(procrastinate.SyncPsycopgConnector(conninfo=DATABASE))
-    other.open()
-    return other.tasks["noop"]
+    """Return the task of the app, opened so that it puts synchronously, through a pool."""
+    app.open()
+    return noop
 
 
 def install() -> None:
-    with app.with_connector(procrastinate.SyncPsycopgConnector(conninfo=DATABASE)).open() as opened:
-        opened.schema_manager.apply_schema()
+    with app.open():
+        app.schema_manager.apply_schema()
 
 
 def enqueue(number: int) -> None:

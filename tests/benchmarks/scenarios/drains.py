@@ -7,7 +7,7 @@ from typing import Any
 from tests.benchmarks import database
 from tests.benchmarks.bench import Bench, scenario
 from tests.benchmarks.evidence import check_each_ran_once, wait_for_jobs, written_down
-from tests.benchmarks.peers import Peer, contestants
+from tests.benchmarks.peers import Peer, contestants, left_out_if_void
 from tests.benchmarks.processes import Stage, python_actor
 from tests.benchmarks.reports import DJANGO_PEERS, OURS, PEERS, RAW, Report, at_least
 
@@ -33,7 +33,8 @@ def drain(bench: Bench, report: Report) -> None:
         report.add(RATE, OURS, drain_ours("Noop", "benchmark.noop", count))
         report.add(RATE, RAW, drain_raw("drain", count))
         for peer in contestants(bench, variants=True):
-            report.add(RATE, peer.name, drain_peer(peer, bench))
+            with left_out_if_void(report, peer):
+                report.add(RATE, peer.name, drain_peer(peer, bench))
 
 
 @scenario(

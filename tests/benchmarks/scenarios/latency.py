@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tests.benchmarks import database
 from tests.benchmarks.bench import Bench, scenario
 from tests.benchmarks.evidence import check_each_ran_once, wait_for_jobs, written_down
-from tests.benchmarks.peers import Peer, contestants
+from tests.benchmarks.peers import Peer, contestants, left_out_if_void
 from tests.benchmarks.processes import Actor, Stage, ended, python_actor
 from tests.benchmarks.reports import OURS, PEERS, Report, at_most, percentile
 from tests.benchmarks.scenarios.drains import PEER_PATIENCE
@@ -33,9 +33,10 @@ def latency(bench: Bench, report: Report) -> None:
         putter = python_actor("sides.ours.put_at_a_pace", {}, first=0, pauses=pauses)
         add_percentiles(report, OURS, waits(worker, [putter]))
         for peer in contestants(bench):
-            peer.empty()
-            pauses = _pauses(bench.scaled(PEER_PUTS))
-            add_percentiles(report, peer.name, _waits_of(peer, pauses))
+            with left_out_if_void(report, peer):
+                peer.empty()
+                pauses = _pauses(bench.scaled(PEER_PUTS))
+                add_percentiles(report, peer.name, _waits_of(peer, pauses))
 
 
 def _pauses(count: int) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.benchmarks import database
 from tests.benchmarks.bench import Bench, scenario
 from tests.benchmarks.evidence import Void, wait_for_jobs
-from tests.benchmarks.peers import contestants
+from tests.benchmarks.peers import Peer, contestants, left_out_if_void
 from tests.benchmarks.processes import Stage, python_actor
 from tests.benchmarks.reports import OURS, PEERS, RAW, Report, at_least, at_most
 from tests.benchmarks.scenarios.drains import PEER_PATIENCE, act
@@ -28,11 +28,8 @@ def put(bench: Bench, report: Report) -> None:
         for side in (OURS, RAW):
             report.add(RATE, side, _beside_a_busy_worker(side))
         for peer in contestants(bench):
-            peer.fill(2 * peer.jobs)
-            with peer.working() as file, Stage() as stage:
-                wait_for_jobs(file, 1, within=PEER_PATIENCE)
-                result = stage.perform(peer.actor("put", seconds=SECONDS))[0]
-            report.add(RATE, peer.name, result["count"] / result["seconds"])
+            with left_out_if_void(report, peer):
+                report.add(RATE, peer.name, _peer_beside_its_busy_worker(peer))
 
 
 def _beside_a_busy_worker(side: str) -> float:
@@ -48,6 +45,14 @@ def _beside_a_busy_worker(side: str) -> float:
         result = putter.result()
     if not Job.objects.filter(topic="benchmark.noop").exists():
         raise Void("the worker had emptied its backlog before the puts ended")
+    return float(result["count"] / result["seconds"])
+
+
+def _peer_beside_its_busy_worker(peer: Peer) -> float:
+    peer.fill(2 * peer.jobs)
+    with peer.working() as file, Stage() as stage:
+        wait_for_jobs(file, 1, within=PEER_PATIENCE)
+        result = stage.perform(peer.actor("put", seconds=SECONDS))[0]
     return float(result["count"] / result["seconds"])
 
 
@@ -77,7 +82,7 @@ def put_many(bench: Bench, report: Report) -> None:
             result = act(f"sides.{side}.put_many", count=MANY, times=TIMES)
             report.add(RATE, side, result["count"] / result["seconds"])
         for peer in contestants(bench):
-            peer.empty()
-            with Stage() as stage:
+            with left_out_if_void(report, peer), Stage() as stage:
+                peer.empty()
                 result = stage.perform(peer.actor("put_many", count=MANY, times=1))[0]
-            report.add(RATE, peer.name, result["count"] / result["seconds"])
+                report.add(RATE, peer.name, result["count"] / result["seconds"])
