@@ -225,7 +225,7 @@ PEERS = [
             "--worker-type=thread",
             "--delay=0.01",
             "--max-delay=0.1",
-        ],  # fmt: skip
+        ],
         jobs=3_000,
         databases=(SQLITE,),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -11,13 +12,13 @@ import django
 
 django.setup()
 
-from django.db import connection, transaction  # noqa: E402
+from django.db import OperationalError, connection, transaction  # noqa: E402
 
 from myxo_jobs.models import Job  # noqa: E402
 from myxo_jobs.worker import Worker  # noqa: E402
 from tests.benchmarks import jobs as handlers  # noqa: E402
 from tests.benchmarks.actor import Cue  # noqa: E402
-from tests.benchmarks.jobs import Unserved, evidence, jobs  # noqa: E402
+from tests.benchmarks.jobs import Timed, Unserved, evidence, jobs  # noqa: E402
 from tests.benchmarks.sides import raw  # noqa: E402
 
 #: After so long without the last job the run is given up, and the evidence tells why.
@@ -101,6 +102,48 @@ def put_at_a_pace(
         moments.append((number, time.monotonic()))
         jobs.put(make(number), priority=priority)
     return moments
+
+
+def put_beside(cue: Cue, first: int, rate: float, seconds: float) -> dict[str, Any]:
+    """Put jobs at random moments, so many a second; return when, and how many were refused.
+
+    A refused put counts as tried: the next is not made up for.
+    """
+    moments: list[tuple[int, float]] = []
+
+    def put_one(number: int) -> None:
+        before = time.monotonic()
+        jobs.put(Timed(number))
+        moments.append((number, before))
+
+    errors = _at_random_moments(cue, put_one, first, rate, seconds)
+    return {"moments": moments, "errors": errors}
+
+
+def write_beside(cue: Cue, rate: float, seconds: float) -> dict[str, Any]:
+    """Do a project's own writes at random moments; return how many were refused."""
+    return {"errors": _at_random_moments(cue, handlers.update_by_orm, 0, rate, seconds)}
+
+
+def _at_random_moments(
+    cue: Cue, action: Callable[[int], object], first: int, rate: float, seconds: float
+) -> int:
+    """Do something, as independent callers would; return how often the database refused."""
+    connection.ensure_connection()
+    cue.ready()
+    errors = 0
+    number = first
+    began = planned = time.monotonic()
+    while True:
+        planned += random.expovariate(rate)
+        if planned > began + seconds or time.monotonic() > began + 2 * seconds:
+            return errors
+        time.sleep(max(planned - time.monotonic(), 0.0))
+        try:
+            action(number)
+        except OperationalError:
+            errors += 1
+        number += 1
 
 
 def put_many(cue: Cue, count: int, times: int) -> dict[str, float]:

@@ -7,6 +7,9 @@ the product's is not taken for the limit.
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +25,7 @@ from tests.benchmarks.actor import Cue  # noqa: E402
 from tests.benchmarks.jobs import NOTES, update_by_orm  # noqa: E402
 
 BATCH = 500
+REFERENCE_POLL_SECONDS = 0.02
 TOPIC = "benchmark.noop"
 
 POSTGRES_INSERT = (
@@ -195,3 +199,29 @@ def _in_one_transaction(
     raw.execute(update, (number, number % NOTES + 1))
     raw.execute(delete, (job_id,))
     raw.execute("COMMIT")
+
+
+def work_sqlite(cue: Cue, topics: list[str]) -> dict[str, Any]:
+    """Claim one job, note its run, delete it: with a flush at each step, until told to stop.
+
+    What a worker does that knows nothing of batches: the reference beside other writers.
+    """
+    connection.ensure_connection()
+    raw = connection.connection
+    stop = threading.Event()
+    threading.Thread(target=lambda: (cue.ready(), cue.wait_for_word(), stop.set())).start()
+    claim = SQLITE_CLAIM.replace("raw_jobs", "myxo_jobs")
+    delete = SQLITE_DELETE.replace("raw_jobs", "myxo_jobs")
+    moments, errors = [], 0
+    while not stop.is_set():
+        try:
+            rows = raw.execute(claim, (topics[0], 1)).fetchall()
+            if not rows:
+                time.sleep(REFERENCE_POLL_SECONDS)
+                continue
+            job_id, payload = rows[0]
+            moments.append((json.loads(payload)["number"], time.monotonic()))
+            raw.execute(delete, (job_id,))
+        except sqlite3.OperationalError:
+            errors += 1
+    return {"moments": moments, "errors": errors}
