@@ -124,6 +124,13 @@ class Database(ABC):
     def atomic_job(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
         """Open the transaction of an atomic job: READ COMMITTED, or IMMEDIATE on SQLite."""
 
+    def complaint(self, connection: BaseDatabaseWrapper) -> str:
+        """Return what a person should do something about, empty while all is well.
+
+        Asked now and then, by a connection that the worker has opened.
+        """
+        return ""
+
     # -- put -----------------------------------------------------------------
 
     @abstractmethod

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from django.db import OperationalError, transaction
@@ -89,6 +90,13 @@ DUE_AFTER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
 INSERT_AFTER = INSERT.format(due=DUE_AFTER)
 INSERT_AT = INSERT.format(due="%s")
 
+# A write-ahead log is started over after `wal_autocheckpoint` pages, 1,000 by default; while
+# a reader keeps an older state of the file it grows on (https://sqlite.org/wal.html,
+# "Avoiding Excessively Large WAL Files"). One that has missed ten such moments, and has
+# grown since it was last looked at, has such a reader: it never shrinks by itself.
+MISSED_CHECKPOINTS = 10
+USUAL_CHECKPOINT_PAGES = 1_000
+
 # Words that begin a statement which leaves its connection as it was. A transaction that
 # is left open is seen by `is_fit`.
 PASSING_WORDS = frozenset(
@@ -116,6 +124,10 @@ class SQLite(Database):
     now = NOW
     waiting = WAITING
 
+    def __init__(self) -> None:
+        # Size of each file's write-ahead log when it was last looked at.
+        self._log_bytes: dict[str, int] = {}
+
     def open(self, alias: str) -> BaseDatabaseWrapper:
         connection = super().open(alias)
         raw = connection.connection
@@ -127,6 +139,26 @@ class SQLite(Database):
                 raw.execute("PRAGMA synchronous = NORMAL")
             raw.execute("PRAGMA busy_timeout = 0")
         return connection
+
+    def complaint(self, connection: BaseDatabaseWrapper) -> str:
+        raw = connection.connection
+        with connection.wrap_database_errors:
+            (pages,) = raw.execute("PRAGMA wal_autocheckpoint").fetchone()
+            (page_bytes,) = raw.execute("PRAGMA page_size").fetchone()
+            file = raw.execute("PRAGMA database_list").fetchone()[2]
+        try:
+            size = Path(f"{file}-wal").stat().st_size
+        except OSError:  # another journal mode
+            return ""
+        before = self._log_bytes.get(file, size)
+        self._log_bytes[file] = size
+        limit = MISSED_CHECKPOINTS * (pages or USUAL_CHECKPOINT_PAGES) * page_bytes
+        if size <= max(limit, before):
+            return ""
+        return (
+            f"{file}-wal has grown to {size / 2**20:.0f} MiB: some process reads in a transaction "
+            f"that it keeps open; find it with `lsof {file}` and let it end"
+        )
 
     def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
         try:

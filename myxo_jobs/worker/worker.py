@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -22,6 +23,7 @@ from myxo_jobs.worker.board import Board
 from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
 from myxo_jobs.worker.limits import TimeLimits, rss_mib
+from myxo_jobs.worker.process import Leftovers, ProcessState
 from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
@@ -40,6 +42,9 @@ OUTAGE_LOG_SECONDS = 10.0
 # A topic whose claim the database refuses for its own sake is tried again after so long.
 BROKEN_LANE_SECONDS = 10.0
 RSS_EVERY_SECONDS = 1.0
+# How often the database is asked whether it needs a person, and how long a person has.
+COMPLAINT_EVERY_SECONDS = 5.0
+COMPLAINT_TOLD_SECONDS = 600.0
 # A run that should have ended by its timeout and the grace gets so much more before
 # the supervisor ends its process.
 OVERDUE_SECONDS = 2.0
@@ -97,6 +102,7 @@ class Worker:
         self._max_jobs = max_jobs
         self._max_rss = max_rss
         self._ended_jobs = 0
+        self._complaint_after = 0.0
         self._rss_checked = 0.0
         self._board = board
         self._database = database_of(self.alias)
@@ -112,12 +118,17 @@ class Worker:
         self._limits = TimeLimits(
             self._on_timeout, _tell_of_timeout, grace=self.grace, watchdog=watchdog
         )
+        # Only where the process is its own: elsewhere others may have changed it on purpose.
+        is_own = watchdog or board is not None
+        self._process = ProcessState() if is_own else None
+        self._leftovers = Leftovers(self._tokens.prefix) if is_own else None
         around = Surroundings(
             alias=self.alias,
             is_stopping=lambda: self._stopping or bool(self.worn),
             extend=self._keeper.extend,
             limits=self._limits,
             starts=self._on_start,
+            process=self._process or nullcontext(),
         )
         self._lanes = {
             handler.topic: Lane(handler, self._slots(handler, around)) for handler in self.handlers
@@ -227,6 +238,9 @@ class Worker:
         try:
             self._settle()
             self._check_wear()
+            if self._leftovers is not None:
+                self._leftovers.look(self._keeper.held)
+            self._pass_on_complaint()
             self._return_late()
             self._look()
             self._claim()
@@ -274,6 +288,8 @@ class Worker:
             if self._suspects.ended(outcome.claim, ran=outcome.verb != "leave"):
                 self._next_look = 0.0  # others may have waited for its end
             by_topic[outcome.claim.handler.topic].append(outcome)
+        if self._leftovers is not None:
+            self._leftovers.note(by_topic)
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
             self._settling.add(outcomes)
@@ -291,6 +307,15 @@ class Worker:
             rss = rss_mib()
             if rss > self._max_rss:
                 self.wear_out(f"{rss:.0f} MiB of memory are used (--max-rss)")
+
+    def _pass_on_complaint(self) -> None:
+        now = time.monotonic()
+        if now < self._complaint_after:
+            return
+        self._complaint_after = now + COMPLAINT_EVERY_SECONDS
+        if complaint := self._database.complaint(self._own()):
+            self._complaint_after = now + COMPLAINT_TOLD_SECONDS
+            logger.warning("worker=%s warns of the database: %s", self._tokens.prefix, complaint)
 
     def _return_late(self) -> None:
         for lane in self._lanes.values():
@@ -572,6 +597,8 @@ class Worker:
         for lane in self._lanes.values():
             lane.slots.join(deadline)
         self._limits.stop()
+        if self._process is not None:
+            self._process.set_back()  # a relative path starts the process that replaces it
         self._waking.stop()
         self._keeper.stop()
         if self._connection is not None:
