@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from myxo_jobs.databases import Floors
 from myxo_jobs.handlers import Handler
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.running import Outcome
@@ -34,6 +35,7 @@ class Lane:
         # Whether a claim may find something: set by wake-ups and looks, unset when one
         # comes back empty.
         self.hopeful = True
+        self.floors = Floors()
         # Moments of the monotonic clock: it takes no suspects before this one, asked for
         # some at this one, and claims nothing before this one.
         self.suspects_after = 0.0

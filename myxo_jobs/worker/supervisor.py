@@ -127,7 +127,7 @@ class Supervisor:
         try:
             return self._look_after_all(wake_read)
         finally:
-            # An interpreter that ends lets the alarm do what it does by default: kill.
+            # An interpreter that ends has no handler for it, and would be killed.
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _look_after_all(self, wake_read: int) -> int:

@@ -152,6 +152,25 @@ def test_a_worker_that_could_not_write_to_the_file_lets_living_holders_renew_fir
     assert started["held"] - committed > 1.9  # a third of the lease
 
 
+@pytest.mark.django_db(transaction=True)
+def test_an_idle_worker_lets_living_holders_renew_first_after_anothers_write(worker):
+    started: list[float] = []
+
+    @job(Task, topic="t.Task", lease=6)
+    def handle(request: Task) -> None:
+        started.append(time.monotonic())
+
+    worker(topics=["t.Task"])
+    time.sleep(3.0)  # so long that the worker cannot know whether others could write
+    make_job("t.Task", status="running", lease_until=ago(-1))
+    with transaction.atomic():
+        time.sleep(2.5)  # its holder could not renew it meanwhile; the worker waits, too
+        assert started == []
+    committed = time.monotonic()
+    wait_until(lambda: started, because="nobody has renewed it", within=5)
+    assert started[0] - committed > 0.3
+
+
 def write_mebibytes(count: int) -> None:
     """Write so much into the write-ahead log, and next to nothing into the file."""
     note, _ = Note.objects.get_or_create(pk=1)
