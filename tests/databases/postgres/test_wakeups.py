@@ -159,24 +159,3 @@ class Callbacks(TestCase):
                 transaction.set_rollback(True)
             jobs.put(Work("kept"))
         assert len(callbacks) == 1
-
-
-def test_a_put_that_committed_raises_nothing_though_its_session_ends_before_the_wake_up(
-    listener, caplog
-):
-    def cut() -> None:
-        other = database_of("default").open("default")
-        with other.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
-        other.close()
-
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        (pid,) = cursor.fetchone()
-    with transaction.atomic():
-        transaction.on_commit(cut)
-        job_id = jobs.put(Work("w"))
-    connection.close()
-
-    assert "Error calling _WakeUp in on_commit()" in caplog.text
-    assert Job.objects.filter(pk=job_id).exists()
