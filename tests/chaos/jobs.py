@@ -289,6 +289,18 @@ def changed(request: Changed, run: Run) -> None:
         pass
 
 
+class Flood(msgspec.Struct, frozen=True):
+    """Be one of very many, with the usual lease: so many processes get little time each."""
+
+    number: int
+
+
+@job(Flood, workers=4)
+def flood(request: Flood, run: Run) -> None:
+    with recorded(request.number, run):
+        pass
+
+
 class Rare(msgspec.Struct, frozen=True):
     """Be put seldom, beside a busy topic."""
 
