@@ -302,12 +302,12 @@ def flood(request: Flood, run: Run) -> None:
 
 
 class Rare(msgspec.Struct, frozen=True):
-    """Be put seldom, beside a busy topic."""
+    """Be put seldom, beside a busy topic; with the usual lease, as the flood."""
 
     number: int
 
 
-@job(Rare, lease=LEASE)
+@job(Rare)
 def rare(request: Rare, run: Run) -> None:
     with recorded(request.number, run):
         pass
