@@ -53,10 +53,10 @@ def alone(rig: Rig) -> None:
 
 
 def _moments(rig: Rig) -> Iterator[None]:
-    """Yield every so many seconds, however long what is done then takes."""
+    """Yield every so many seconds; a moment that the rig has missed is not made up for."""
     following = time.monotonic()
     while not rig.is_over():
-        following += KILL_EVERY_SECONDS
+        following = max(following + KILL_EVERY_SECONDS, time.monotonic())
         time.sleep(max(following - time.monotonic(), 0.0))
         yield
 
