@@ -283,11 +283,11 @@ class Check:
                     took = following.begun - loss.since
                     # Further attempts were claims of workers that died before they started it.
                     claims = following.attempt - run.attempt
-                    if claims == 1:
+                    if claims <= 1:
                         self._rig.recoveries.append(took)
                     else:
                         claimed_in_vain.append(took)
-                    if took > loss.within * claims:
+                    if took > loss.within * max(claims, 1):
                         slow.append(f"job {run.job} after {took:.2f} s, not {loss.within:g}")
         if claimed_in_vain:
             self._rig.notes.append(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import psutil
 from django_q.tasks import async_task
 
-from tests.chaos.peers.peer import Peer
+from tests.chaos.peers.peer import Peer, children
 
 WORKERS = 4
 
 
-def workers(process: psutil.Process) -> list[int]:
+def workers(cluster: int) -> list[int]:
     """Return the workers; the monitor and the pusher are the last two of the first processes."""
-    sentinels = process.children()
-    if not sentinels:
-        return []
-    children = sorted(sentinels[0].children(), key=lambda child: (child.create_time(), child.pid))
-    first = _first.setdefault(sentinels[0].pid, [child.pid for child in children[: WORKERS + 2]])
-    spared = first[WORKERS:]
-    return [child.pid for child in children if child.pid not in spared]
+    found = []
+    for sentinel in children(cluster):
+        living = children(sentinel)
+        first = _first.setdefault(sentinel, living[: WORKERS + 2])
+        found += [pid for pid in living if pid not in first[WORKERS:]]
+    return found
 
 
 _first: dict[int, list[int]] = {}

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-import psutil
 
 from tests.chaos.peers.peer import Peer
 from tests.ledger import Ledger, Line
@@ -87,9 +86,7 @@ class Service:
 
     def workers(self) -> list[int]:
         """Return the pids of its worker processes."""
-        with suppress(psutil.NoSuchProcess):
-            return self._peer.workers(psutil.Process(self._process.pid))
-        return []
+        return self._peer.workers(self._process.pid) if self._process.poll() is None else []
 
     def stop(self) -> None:
         self._stopped = True
