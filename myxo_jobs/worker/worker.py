@@ -353,6 +353,8 @@ class Worker:
             wait = found.get(lane.handler.topic, math.inf)
             if wait <= 0:
                 lane.hopeful = True
+                if floors[lane.handler.topic] is None:
+                    lane.floors.forget()  # what was found may stand before the floors
             else:
                 self._look_in(wait, now)
                 self._look_when_in_doubt(lane)

@@ -6,10 +6,12 @@ import gc
 import threading
 import time
 import warnings
+from datetime import timedelta
 
 import msgspec
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from myxo_jobs import Jobs, Run, Snooze, job
 from myxo_jobs.models import Job
@@ -216,6 +218,23 @@ def test_a_claimed_job_that_does_not_start_is_given_back_at_its_place_without_an
         let_go.set()
     wait_until(lambda: not Job.objects.exists(), because="all are done")
     assert started[-4:] == ["long", "next 1", "next 2", "next 3"]
+
+
+def test_a_job_that_comes_to_stand_before_those_already_seen_is_found_by_an_idle_worker(worker):
+    started: list[str] = []
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None:
+        started.append(request.name)
+
+    worker(topics=["t.Task"], poll=0.2)
+    for place in range(3):
+        jobs.put(Task("new"))
+        wait_until(lambda: len(started) == 2 * place + 1, because="it is seen")  # noqa: B023
+        time.sleep(0.3)  # the worker is idle
+        due = timezone.now() - timedelta(minutes=1)
+        make_job("t.Task", due=due, payload='{"name": "late"}')
+        wait_until(lambda: len(started) == 2 * place + 2, because="it is found", within=5)  # noqa: B023
 
 
 # -- suspects -----------------------------------------------------------------
