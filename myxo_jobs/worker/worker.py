@@ -433,18 +433,18 @@ class Worker:
             self._look_when_in_doubt(lane)
         if on_suspect == "stop":
             self._suspects.not_before(self._writes.had_time_at())
-        if on_suspect != "skip":
+            lane.hopeful = True  # until then, the next claim takes what stands behind them
+        if on_suspect == "take":
             lane.found_suspect = bool(claims) and claims[0].suspect
             if not lane.found_suspect:
                 lane.suspects_asked_at = now
         return claims
 
     def _on_suspect(self, lane: Lane, now: float) -> OnSuspect:
-        if not lane.has_free_slot() or not self._suspects_allowed(lane, now):
+        may_claim = self._suspects_allowed(lane, now) and self._suspects.may_claim(now)
+        if not lane.has_free_slot() or not may_claim:
             return "skip"
-        if not self._writes.had_time(now):
-            return "stop"
-        return "take" if self._suspects.may_claim(now) else "skip"
+        return "take" if self._writes.had_time(now) else "stop"
 
     def _suspects_allowed(self, lane: Lane, now: float) -> bool:
         # After an outage the living holders renew first: what looks expired then is
