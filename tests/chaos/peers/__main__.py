@@ -106,7 +106,7 @@ def _print_table(outcomes: dict[str, Outcome]) -> None:
 
 
 def _seconds(value: float | None) -> str:
-    return "never" if value is None else f"{value:.1f} s"
+    return "never" if value is None else f"{value:.2f} s"
 
 
 if __name__ == "__main__":
