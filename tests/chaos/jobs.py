@@ -76,6 +76,35 @@ def work(request: Work, run: Run) -> None:
             raise ValueError(f"attempt {run.attempt} of {request.number}")
 
 
+SHORT_SECONDS = 0.05
+SHORT_AT_ONCE = 10
+SHORT_LEASE = 5.0
+
+
+class Short(msgspec.Struct, frozen=True):
+    """Take a while, with everything as it is by default."""
+
+    number: int
+
+
+@job(Short, workers=SHORT_AT_ONCE)
+def short(request: Short, run: Run) -> None:
+    with recorded(request.number, run):
+        time.sleep(SHORT_SECONDS)
+
+
+class Leased(msgspec.Struct, frozen=True):
+    """The same, with the lease for workers that have no supervisor."""
+
+    number: int
+
+
+@job(Leased, workers=SHORT_AT_ONCE, lease=SHORT_LEASE)
+def leased(request: Leased, run: Run) -> None:
+    with recorded(request.number, run):
+        time.sleep(SHORT_SECONDS)
+
+
 class Long(msgspec.Struct, frozen=True):
     """Take longer than a lease."""
 

@@ -88,8 +88,12 @@ class Tree:
 
     def children(self) -> list[int]:
         """Return the pids of its worker processes."""
-        with suppress(psutil.NoSuchProcess):
-            return [child.pid for child in psutil.Process(self.pid).children()]
+        # psutil would read the state of every process of the machine.
+        with suppress(OSError):
+            return [
+                int(pid)
+                for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            ]
         return []
 
     def descendants(self) -> list[int]:
