@@ -90,6 +90,7 @@ placed AS (
 ),
 -- A suspect is claimed alone: the first in line, or everything before it.
 taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1 AND {{takes_first}})
+-- The array makes one walk along the index of what a join would look up one by one.
 UPDATE myxo_jobs AS job
 SET worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
@@ -97,11 +98,17 @@ SET worker = %(token)s,
     payload = coalesce(job.again, job.payload),
     again = NULL,
     started_at = statement_timestamp()
-FROM taken WHERE job.id = taken.id AND {UNFLUSHED}
-RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}}, taken.suspect, taken.place,
-    CASE WHEN taken.place = 1 THEN (
-        SELECT json_agg(json_build_array(priority, due))
-        FROM (SELECT priority, min(due) AS due FROM free GROUP BY priority) AS first
+WHERE job.id = ANY (ARRAY(SELECT id FROM taken)) AND {UNFLUSHED}
+RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
+    CASE WHEN job.id = (SELECT id FROM taken WHERE place = 1) THEN (
+        SELECT json_build_object(
+            'line', (SELECT json_agg(id ORDER BY place) FROM taken),
+            'suspect', (SELECT suspect FROM taken WHERE place = 1),
+            'floors', (
+                SELECT json_agg(json_build_array(priority, due))
+                FROM (SELECT priority, min(due) AS due FROM free GROUP BY priority) AS first
+            )
+        )
     ) END
 """
 CLAIMS = {
@@ -151,12 +158,14 @@ SELECT level.topic, min(found.wait) FROM level CROSS JOIN LATERAL (
 GROUP BY level.topic
 """
 
+# The first condition walks along the index once; the second one is the pair's.
+HELD = """id = ANY (%(ids)s::bigint[])
+    AND (id, worker) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]))"""
+
 DELETE_HELD = f"""
 WITH held AS MATERIALIZED (
-    SELECT job.id
-    FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]) AS given(id, token)
-    JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
-    WHERE job.again IS NULL AND {UNFLUSHED} FOR UPDATE OF job SKIP LOCKED
+    SELECT id FROM myxo_jobs
+    WHERE {HELD} AND again IS NULL AND {UNFLUSHED} FOR UPDATE SKIP LOCKED
 )
 DELETE FROM myxo_jobs WHERE id = ANY (ARRAY(SELECT id FROM held)) RETURNING id
 """
@@ -171,10 +180,7 @@ WITH held AS MATERIALIZED (
 UPDATE myxo_jobs SET {assignments} FROM held WHERE myxo_jobs.id = held.id RETURNING myxo_jobs.id
 """
 
-STILL_HELD = """
-SELECT job.id FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]) AS given(id, token)
-JOIN myxo_jobs AS job ON job.id = given.id AND job.worker = given.token
-"""
+STILL_HELD = f"SELECT id FROM myxo_jobs WHERE {HELD}"
 
 INSERT = "INSERT INTO myxo_jobs (topic, payload, key, priority, due) VALUES (%s, %s, %s, %s, {due})"
 DUE_AFTER = "statement_timestamp() + %s * interval '1 second'"
@@ -387,9 +393,12 @@ class PostgreSQL(Database):
             values["floors"] = [due for _, due in floors]
         with connection.cursor() as cursor:
             cursor.execute(CLAIMS[on_suspect, told, floors is not None], values)
-            rows = cursor.fetchall()
-        rows.sort(key=lambda row: row[6])
-        return Claimed([row[:6] for row in rows], rows[0][7] if rows else [])
+            rows = {row[0]: row for row in cursor.fetchall()}
+        about = next((row[5] for row in rows.values() if row[5]), None)
+        if about is None:
+            return Claimed([], [])
+        suspect = about["suspect"]
+        return Claimed([(*rows[job_id][:5], suspect) for job_id in about["line"]], about["floors"])
 
     def look(
         self,
