@@ -73,9 +73,13 @@ class Report(msgspec.Struct, frozen=True):
     slowest_recovery: float | None
     violations: list[str]
     notes: list[str] = []
+    # Why this machine did not let the fault be injected.
+    obstacle: str = ""
 
     @property
     def verdict(self) -> str:
+        if self.obstacle:
+            return f"not possible here: {self.obstacle}"
         if self.violations:
             return "FAILED"
         return "passed" if self.bites else "void"

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -31,6 +31,10 @@ Kind = Literal["kill", "stop", "outage", "grace over"]
 POSTGRES, SQLITE = "postgres", "sqlite"
 
 
+class NotPossibleError(Exception):
+    """This machine does not let a fault be injected; the message says why."""
+
+
 class Loss(msgspec.Struct):
     """Something that may make a job run twice: when, to which process, None for all."""
 
@@ -45,17 +49,24 @@ class Loss(msgspec.Struct):
 class Tree:
     """A `runjobs` process and its children, in a process group of their own."""
 
-    def __init__(self, options: tuple[str, ...], log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        options: tuple[str, ...],
+        log: Path,
+        environment: dict[str, str],
+        inside: Sequence[str] = (),
+    ) -> None:
         self.options = options
         self.log_file = log
         self._environment = environment
+        self._inside = inside
         self._log = log.open("ab")
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again after its end."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "django", "runjobs", *self.options],
+            [*self._inside, sys.executable, "-m", "django", "runjobs", *self.options],
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -140,6 +151,8 @@ class Rig:
         self.violations: list[str] = []
         self.recoveries: list[float] = []
         self.notes: list[str] = []
+        # What is undone at the end, when the workers are gone: networks, mounts, groups.
+        self.surroundings = ExitStack()
         # Bites that the scenario has counted itself; None: interrupted runs are counted.
         self.bites: int | None = None
         # Lines of PostgreSQL's log, as regular expressions, that the fault explains.
@@ -167,9 +180,17 @@ class Rig:
     # -- workers -------------------------------------------------------------
 
     def start_workers(
-        self, *options: str, processes: int = 0, wait: bool = True, **environment: str
+        self,
+        *options: str,
+        processes: int = 0,
+        wait: bool = True,
+        inside: Sequence[str] = (),
+        **environment: str,
     ) -> Tree:
-        """Start `runjobs`, with so many processes under a supervisor or alone."""
+        """Start `runjobs`, with so many processes under a supervisor or alone.
+
+        `inside` is a command that starts another one somewhere, as `ip netns exec` does.
+        """
         if processes:
             options = ("--processes", str(processes), *options)
         variables = {
@@ -179,7 +200,7 @@ class Rig:
             **environment,
         }
         log = self.folder / f"runjobs-{len(self.trees) + len(self.retired) + 1}.log"
-        tree = Tree(options, log, variables)
+        tree = Tree(options, log, variables, inside)
         self.trees.append(tree)
         if wait:
             self.wait_for_start(tree, tree.processes)
@@ -220,9 +241,10 @@ class Rig:
             tree.kill()
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill what still runs, and undo what was done to the machine."""
         for tree in self.trees:
             tree.kill()
+        self.surroundings.close()
 
     def put_steadily(self, rate: float | None = None, make: Make | None = None) -> None:
         """Let the oracle put jobs, short ones unless `make` says otherwise, and warm up."""
@@ -271,7 +293,8 @@ class Rig:
         self.oracle.stop()
         began = time.monotonic()
         self.wait_until(self._is_drained, because="the queue drains", within=self.drain_seconds)
-        self.notes = [f"drained in {time.monotonic() - began:.1f} s"]
+        others = [note for note in self.notes if not note.startswith("drained")]
+        self.notes = [*others, f"drained in {time.monotonic() - began:.1f} s"]
 
     def _is_drained(self) -> bool:
         from myxo_jobs.models import Job

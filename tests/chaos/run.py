@@ -43,7 +43,7 @@ def run(order: Order) -> None:
         call_command("migrate", verbosity=0)
         from tests.chaos import invariants
         from tests.chaos.catalogue import SCENARIOS
-        from tests.chaos.rig import Rig
+        from tests.chaos.rig import NotPossibleError, Rig
 
         rig = Rig(order.fault, order.database, order.seed, order.seconds, Path(order.folder))
         stack.callback(rig.end)
@@ -51,6 +51,12 @@ def run(order: Order) -> None:
             rig.server = server
         try:
             SCENARIOS[order.fault].inject(rig)
+        except NotPossibleError as error:
+            report = invariants.Report(
+                order.fault, order.database, order.seed, 0, 0, 0, 0, None, [], obstacle=str(error)
+            )
+            order.report.write_bytes(msgspec.json.encode(report))
+            return
         finally:
             rig.oracle.stop()
         rig.wait_until_drained()

