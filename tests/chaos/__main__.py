@@ -38,7 +38,7 @@ def main() -> None:
     arguments = _arguments()
     if arguments.list:
         for one in SCENARIOS.values():
-            print(f"{one.fault:4} {', '.join(one.databases):17} {one.what}")
+            print(f"{one.fault:7} {', '.join(one.databases):17} {one.what}")
         return
     seed = arguments.seed
     if seed is None:

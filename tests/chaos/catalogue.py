@@ -1,6 +1,6 @@
 """All scenarios."""
 
-from tests.chaos import callers, database, handlers, hosts, processes, sqlite
+from tests.chaos import callers, database, handlers, hosts, processes, sqlite, standby
 from tests.chaos.scenario import SCENARIOS as FOUND
 from tests.chaos.scenario import Scenario
 
@@ -14,6 +14,7 @@ __all__ = [
     "hosts",
     "processes",
     "sqlite",
+    "standby",
 ]
 
 

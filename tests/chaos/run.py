@@ -79,6 +79,7 @@ def _choose_database(order: Order, stack: ExitStack) -> Server | None:
         return None
     server = Server(Path(order.template))
     stack.callback(server.remove)
+    stack.callback(lambda: Path(order.folder, "server.log").write_text(server.log()))
     server.start()
     os.environ["MYXO_TEST_POSTGRES"] = server.url
     return server

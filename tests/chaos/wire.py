@@ -15,6 +15,7 @@ import signal
 import struct
 import sys
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -69,7 +70,8 @@ def carry(wire: Wire, ends: tuple[int, int], counts: Counts) -> None:
             heapq.heappush(under_way, (at, next(numbers), other[end], frame))
         while under_way and under_way[0][0] <= time.monotonic():
             _, number, end, frame = heapq.heappop(under_way)
-            os.write(end, frame)
+            with suppress(OSError):  # of an end that is not up yet
+                os.write(end, frame)
             counts.carried += 1
             counts.overtaken += number < arrived[end]
             arrived[end] = max(arrived[end], number)
