@@ -1,6 +1,6 @@
 """All scenarios."""
 
-from tests.chaos import callers, database, handlers, hosts, processes, sqlite, standby
+from tests.chaos import callers, database, disks, handlers, hosts, processes, sqlite, standby
 from tests.chaos.scenario import SCENARIOS as FOUND
 from tests.chaos.scenario import Scenario
 
@@ -10,6 +10,7 @@ __all__ = [
     "Scenario",
     "callers",
     "database",
+    "disks",
     "handlers",
     "hosts",
     "processes",

@@ -185,6 +185,7 @@ class Rig:
         processes: int = 0,
         wait: bool = True,
         inside: Sequence[str] = (),
+        log: Path | None = None,
         **environment: str,
     ) -> Tree:
         """Start `runjobs`, with so many processes under a supervisor or alone.
@@ -199,8 +200,8 @@ class Rig:
             **controls.environment(controls.of_this_run()),
             **environment,
         }
-        log = self.folder / f"runjobs-{len(self.trees) + len(self.retired) + 1}.log"
-        tree = Tree(options, log, variables, inside)
+        usual = self.folder / f"runjobs-{len(self.trees) + len(self.retired) + 1}.log"
+        tree = Tree(options, log or usual, variables, inside)
         self.trees.append(tree)
         if wait:
             self.wait_for_start(tree, tree.processes)

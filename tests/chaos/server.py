@@ -59,6 +59,14 @@ class Server:
     def pid(self) -> int:
         return int((self.data / "postmaster.pid").read_text().split()[0])
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its first process lives."""
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.NoSuchProcess):
+            return False
+
     def start(self, **options: Any) -> None:
         """Start it, with settings such as `max_connections=20`, and wait until it is ready."""
         settings = {**self.options, **options}
