@@ -1,6 +1,16 @@
 """All scenarios."""
 
-from tests.chaos import callers, database, disks, handlers, hosts, processes, sqlite, standby
+from tests.chaos import (
+    callers,
+    clocks,
+    database,
+    disks,
+    handlers,
+    hosts,
+    processes,
+    sqlite,
+    standby,
+)
 from tests.chaos.scenario import SCENARIOS as FOUND
 from tests.chaos.scenario import Scenario
 
@@ -9,6 +19,7 @@ __all__ = [
     "SCENARIOS",
     "Scenario",
     "callers",
+    "clocks",
     "database",
     "disks",
     "handlers",

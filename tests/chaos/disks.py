@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 from contextlib import suppress
@@ -21,6 +20,7 @@ from tests.chaos.jobs import LEASE, Echo, Zoo
 from tests.chaos.leftovers import do, is_left_over, name_of, need
 from tests.chaos.rig import POSTGRES, SQLITE, Rig, mixed_work, short_work
 from tests.chaos.scenario import scenario
+from tests.chaos.shims import preloaded
 
 FULL = "No space left on device"
 
@@ -195,15 +195,12 @@ SLOWEST_MS = int(LEASE / 6 * 1000)
 
 @scenario("F13", "a slow disk: each of the server's writes and flushes takes longer", (POSTGRES,))
 def disk_is_slow(rig: Rig) -> None:
-    need("gcc")
-    shim = rig.folder / "slow_disk.so"
-    source = Path(__file__).with_name("slow_disk.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", shim, source, "-ldl"], check=True)
+    shim = preloaded(rig, "slow_disk")
     rig.expected_log = LEAVING
     connection.close()
     server = rig.server
     server.stop("fast")
-    server.environment = {"LD_PRELOAD": str(shim), "MYXO_SLOW_DISK_MS": str(SLOWEST_MS)}
+    server.environment = shim | {"MYXO_SLOW_DISK_MS": str(SLOWEST_MS)}
     server.options |= {"fsync": "on", "log_min_duration_statement": 50}
     server.start()
     rig.start_workers()
