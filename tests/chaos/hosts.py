@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import psycopg
 
-from tests.chaos.jobs import LEASE, Long, Stale, Work
+from tests.chaos.jobs import LEASE, Long, Relay, Stale, Work
 from tests.chaos.network import Host, Network, counts_of
 from tests.chaos.rig import POSTGRES, Loss, Rig, Tree, short_work
 from tests.chaos.scenario import scenario
@@ -29,24 +29,34 @@ LISTEN_AGAIN_SECONDS = 30.0
 def hosts_are_cut_off(rig: Rig) -> None:
     network = Network(rig, hosts=3)
     network.join()
-    trees = [network.start_workers(host) for host in network.hosts[:2]]
-    trees.append(network.start_workers(network.hosts[2], processes=2))
+    one, two, three = network.hosts
+    trees = [
+        network.start_workers(one),
+        network.start_workers(two, processes=2),
+        network.start_workers(three, advised=False),
+    ]
     rig.put_steadily(rate=30.0, make=_stale_work)
     rig.warm_up()
     rig.bites = 0
     for _ in rig.moments(1.0, 2.0):
         place = rig.random.randrange(len(trees))
-        _cut_off(rig, network, network.hosts[place], trees[place])
+        advised = network.hosts[place] is not three
+        _cut_off(rig, network, network.hosts[place], trees[place], advised=advised)
 
 
 def _stale_work(number: int, chance: Random) -> msgspec.Struct:
+    if number % 10 == 0:
+        return Relay(number, 0.0)
     if number % 3 == 0:
         return Stale(number, chance.choice(["returns", "raises"]), "returns", 0.5)
     return short_work(number, chance)
 
 
-def _cut_off(rig: Rig, network: Network, host: Host, tree: Tree) -> None:
-    """Cut a host off until its sessions are dead, and look what becomes of its jobs."""
+def _cut_off(rig: Rig, network: Network, host: Host, tree: Tree, *, advised: bool) -> None:
+    """Cut a host off until its sessions are dead, and look what becomes of its jobs.
+
+    Without the advised options the sessions of its handlers do not notice.
+    """
     told = tree.log().count("cannot reach the database")
     again = tree.log().count("reaches the database again")
     pids = {tree.pid, *tree.workers()}
@@ -58,12 +68,13 @@ def _cut_off(rig: Rig, network: Network, host: Host, tree: Tree) -> None:
             lambda: tree.log().count("cannot reach the database") >= told + tree.processes,
             because="the worker knows that it is cut off", within=DEAD_SECONDS,
         )  # fmt: skip
-        rig.wait_until(
-            lambda: not host.sessions() & sessions,
-            because="all sessions of the host are given up",
-            within=max(since + DEAD_SECONDS - time.monotonic(), 0.0),
-        )
-        rig.notes.append(f"cut off sessions given up after {time.monotonic() - since:.1f} s")
+        if advised:
+            rig.wait_until(
+                lambda: not host.sessions() & sessions,
+                because="all sessions of the host are given up",
+                within=max(since + DEAD_SECONDS - time.monotonic(), 0.0),
+            )
+            rig.notes.append(f"sessions given up after {time.monotonic() - since:.1f} s")
         time.sleep(max(since + DEAD_SECONDS + rig.random.uniform(0, 5) - time.monotonic(), 0.0))
     healed_at = time.monotonic()
     rig.wait_until(

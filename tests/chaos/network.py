@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import msgspec
 from django.db import connection
 
+from myxo_jobs.databases.postgres import NOTICE_A_DEAD_NETWORK
 from tests.chaos.database import LEAVING
 from tests.chaos.leftovers import do, is_left_over, name_of, need
 from tests.chaos.rig import ROOT, Rig, Tree
@@ -25,12 +26,12 @@ from tests.chaos.wire import Counts, Wire
 
 SERVER = "10.77.0.1"
 
-# What docs/how-to/use-several-hosts.md advises for connections that cross a network.
-OPTIONS = {
-    "connect_timeout": 10,
-    "keepalives_idle": 5,
-    "keepalives_interval": 3,
-    "keepalives_count": 3,
+# What the docs advise for both ends of connections that cross a network.
+OPTIONS = NOTICE_A_DEAD_NETWORK
+SERVER_OPTIONS = {
+    "tcp_keepalives_idle": 5,
+    "tcp_keepalives_interval": 3,
+    "tcp_keepalives_count": 3,
     "tcp_user_timeout": 12_000,
 }
 
@@ -104,14 +105,13 @@ class Network:
         self._move_server()
         return processes
 
-    def start_workers(self, host: Host, *options: str, processes: int = 0) -> Tree:
-        """Start `runjobs` on a host."""
+    def start_workers(self, host: Host, *, processes: int = 0, advised: bool = True) -> Tree:
+        """Start `runjobs` on a host, with the OPTIONS that the docs advise or with none."""
         return self._rig.start_workers(
-            *options,
             processes=processes,
             inside=host.inside,
             MYXO_TEST_POSTGRES=f"postgresql://postgres@{SERVER}/postgres",
-            MYXO_CHAOS_OPTIONS=json.dumps(OPTIONS),
+            MYXO_CHAOS_OPTIONS=json.dumps(OPTIONS if advised else {}),
         )
 
     @contextmanager
@@ -148,7 +148,7 @@ class Network:
             rules.write(f"host all all {SERVER}/24 trust\n")
         server.inside = self._server.inside
         self._stack.callback(_let_go, server)
-        server.options["listen_addresses"] = SERVER
+        server.options |= {"listen_addresses": SERVER, **SERVER_OPTIONS}
         server.start()
 
     def _on_server(self, *command: str) -> None:
