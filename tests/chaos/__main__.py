@@ -148,7 +148,7 @@ class Suite:
             f"{report.verdict} in {took:.0f} s, {', '.join(report.notes)}",
             *report.violations,
         ]
-        if report.verdict == "passed":
+        if report.verdict == "passed" or report.obstacle:
             shutil.rmtree(folder)
         else:
             lines.append(f"evidence in {folder}")
