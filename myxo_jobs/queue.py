@@ -20,7 +20,7 @@ import msgspec
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from myxo_jobs.databases import Database, Due, Row, database_of
+from myxo_jobs.databases import Database, Due, Floors, OnSuspect, Row, database_of
 from myxo_jobs.errors import ClaimLost, OwnTransactionImpossible
 from myxo_jobs.handlers import Handler
 from myxo_jobs.models import Job
@@ -271,33 +271,39 @@ def claim(
     limit: int,
     *,
     token: str,
-    suspects: bool = True,
+    on_suspect: OnSuspect = "take",
+    floors: Floors | None = None,
     joined: bool = False,
 ) -> list[Claim]:
     """Take up to `limit` due jobs of a handler, each for its lease.
 
     Highest `priority` first, then earliest `due`, then `id`; empty when nothing is
-    due. A job whose lease is over is a suspect: it is taken only if `suspects`, at
-    its old place in the line, and alone. Moments are the database's. Raises
+    due. A job whose lease is over is a suspect: taken alone and at its old place in
+    the line, or not at all, by `on_suspect`. With `floors` it may pass by jobs that stand
+    before them, until the next full pass. Moments are the database's. Raises
     RuntimeError inside an open transaction, unless `joined`.
     Source: PostgreSQL manual, SELECT, "The Locking Clause".
     """
     if connection.in_atomic_block and not joined:
         raise RuntimeError("a claim inside a transaction would hold its rows until the commit")
     before = time.monotonic()
-    rows = database_of(connection).claim(
+    start = floors.at(before) if floors is not None else None
+    claimed = database_of(connection).claim(
         connection,
         handler.topic,
         limit,
         lease=handler.lease,
         token=token,
-        suspects=suspects,
+        on_suspect=on_suspect,
         told=handler.takes_run,
+        floors=start,
     )
+    if floors is not None:
+        floors.passed(start, claimed.floors, began=before, ended=time.monotonic())
     ends = before + handler.lease
     claims = [
         Claim(job_id, token, handler, payload, key, attempt, created_at, suspect, ends)
-        for job_id, payload, key, attempt, created_at, suspect in rows
+        for job_id, payload, key, attempt, created_at, suspect in claimed.rows
     ]
     if logger.isEnabledFor(logging.DEBUG):
         for one in claims:

@@ -97,7 +97,7 @@ def _claim_next(
         Job.objects.using(connection.alias).filter(pk=row["pk"], due__gt=Now()).update(due=Now())
     # Atomic or not, here every handler has a savepoint of the caller's transaction.
     handler = msgspec.structs.replace(served[row["topic"]], atomic=False)
-    claims = queue.claim(connection, handler, 1, token=token, suspects=False, joined=True)
+    claims = queue.claim(connection, handler, 1, token=token, on_suspect="skip", joined=True)
     return claims[0] if claims else None
 
 

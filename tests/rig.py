@@ -22,6 +22,7 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from myxo_jobs import queue
+from myxo_jobs.databases import Floors, OnSuspect
 from myxo_jobs.handlers import Handler, registry
 from myxo_jobs.models import Job
 from myxo_jobs.payloads import Codec
@@ -133,11 +134,18 @@ _tokens = queue.Tokens()
 
 
 def claim_some(
-    topic: str = "notes.Work", limit: int = 100, *, lease: float = 30.0, suspects: bool = True
+    topic: str = "notes.Work",
+    limit: int = 100,
+    *,
+    lease: float = 30.0,
+    on_suspect: OnSuspect = "take",
+    floors: Floors | None = None,
 ) -> list[queue.Claim]:
     """Claim up to `limit` due jobs of a topic as a worker would, with one new token."""
     handler = handler_of(topic, lease=float(lease))
-    return queue.claim(connection, handler, limit, token=_tokens.next(), suspects=suspects)
+    return queue.claim(
+        connection, handler, limit, token=_tokens.next(), on_suspect=on_suspect, floors=floors
+    )
 
 
 def claim_one(topic: str = "notes.Work", *, lease: float = 30.0) -> queue.Claim:

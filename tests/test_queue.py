@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import random
 from datetime import timedelta
 
@@ -11,6 +13,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from myxo_jobs import ClaimLost, Jobs, queue
+from myxo_jobs.databases import Floors, database_of
 from myxo_jobs.models import Job
 from tests.app.jobs import Work
 from tests.rig import ago, handler_of, in_threads
@@ -127,8 +130,66 @@ def test_suspects_are_passed_over_on_request(make_job, claim_some):
     make_job("receipts", status="expired", due=ago(500))
     fresh = make_job("receipts")
 
-    assert [claim.job_id for claim in claim_some("receipts", suspects=False)] == [fresh.pk]
-    assert claim_some("receipts", suspects=False) == []
+    assert [claim.job_id for claim in claim_some("receipts", on_suspect="skip")] == [fresh.pk]
+    assert claim_some("receipts", on_suspect="skip") == []
+
+
+def test_a_claim_can_stop_before_a_suspect(make_job, claim_some):
+    first = make_job("receipts", due=ago(600))
+    make_job("receipts", status="expired", due=ago(500))
+    make_job("receipts")
+
+    assert [claim.job_id for claim in claim_some("receipts", on_suspect="stop")] == [first.pk]
+    assert claim_some("receipts", on_suspect="stop") == []
+
+
+def test_a_claim_begins_where_the_one_before_found_its_first_job(make_job, claim_some):
+    floors = Floors()
+    ids = [make_job("receipts", due=ago(500 - place)).pk for place in range(3)]
+    high = make_job("receipts", priority=7, due=ago(100)).pk
+
+    def claim(limit: int) -> list[int]:
+        claims = claim_some("receipts", limit, floors=floors)
+        return [one.job_id for one in claims]
+
+    assert claim(2) == [high, ids[0]]
+    floors.full_at = math.inf
+    assert claim(1) == [ids[1]]
+    before_the_floor = make_job("receipts", due=ago(501)).pk
+    of_a_new_priority = make_job("receipts", priority=3, due=ago(100)).pk
+    later = [make_job("receipts", due=ago(1)).pk, make_job("receipts", priority=7).pk]
+    assert claim(9) == [later[1], ids[2], later[0]]
+    assert floors.in_doubt
+
+    floors.full_at = 0.0
+    assert claim(9) == [of_a_new_priority, before_the_floor]
+    assert not floors.in_doubt
+
+
+def test_a_look_from_the_floors_passes_by_what_stands_before_them(make_job, claim_some):
+    floors = Floors()
+    make_job("receipts", due=ago(500))
+    claim_some("receipts", 1, floors=floors)
+    floors.full_at = math.inf
+    start = floors.at(0.0)
+    look = functools.partial(database_of(connection).look, connection)
+
+    make_job("receipts", due=ago(501))
+    assert look({"receipts": start}, 10.0) == {}
+    assert look({"receipts": None}, 10.0) == {"receipts": 0.0}
+    make_job("receipts", due=ago(499))
+    assert look({"receipts": start, "others": None}, 10.0) == {"receipts": 0.0}
+
+
+def test_full_passes_take_a_tenth_of_the_time_but_come_every_two_seconds():
+    floors = Floors()
+    assert floors.at(0.0) is None
+    floors.passed(None, [(0, "a"), (5, "b")], began=10.0, ended=10.05)
+    assert floors.at(10.5) == [(5, "b"), (0, "a")]
+    assert floors.at(10.6) is None
+    floors.passed(None, [(0, "c")], began=20.0, ended=23.0)
+    assert floors.at(24.9) == [(5, "b"), (0, "c")]
+    assert floors.at(25.1) is None
 
 
 def test_two_claims_never_share_a_job(make_job, claim_some):
@@ -164,8 +225,6 @@ def test_tokens_never_repeat():
 
 
 def test_one_look_tells_of_all_topics_what_is_due_and_how_soon(make_job):
-    from myxo_jobs.databases import database_of
-
     make_job("now")
     make_job("expired", status="expired")
     make_job("soon", due=ago(-5))
@@ -175,7 +234,7 @@ def test_one_look_tells_of_all_topics_what_is_due_and_how_soon(make_job):
     make_job("failed", status="failed")
     topics = ["now", "expired", "soon", "far", "running", "failed", "empty"]
 
-    found = database_of(connection).look(connection, topics, 10.0)
+    found = database_of(connection).look(connection, dict.fromkeys(topics), 10.0)
     soon = found.pop("soon")
     assert found == {"now": 0.0, "expired": 0.0}
     assert 4 < soon <= 5

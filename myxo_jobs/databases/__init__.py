@@ -8,9 +8,19 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from myxo_jobs.databases.base import Database, Due, Listener, Row
+from myxo_jobs.databases.base import Database, Due, Listener, OnSuspect, Row
+from myxo_jobs.databases.floors import Floors
 
-__all__ = ["Database", "Due", "Listener", "Row", "database_of", "is_supported"]
+__all__ = [
+    "Database",
+    "Due",
+    "Floors",
+    "Listener",
+    "OnSuspect",
+    "Row",
+    "database_of",
+    "is_supported",
+]
 
 _SUPPORTED = ("postgresql", "sqlite")
 

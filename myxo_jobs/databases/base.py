@@ -13,10 +13,16 @@ import msgspec
 from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from myxo_jobs.databases.floors import Floor
+
 # When a job is due: now (None), in so many seconds, or at an aware moment.
 Due = float | datetime | None
 
 ValueType = Literal["number", "text"]
+
+# What a claim does about a suspect, a job whose last claim ended with its lease: take it
+# (alone), take only what stands before it, or pass it by.
+OnSuspect = Literal["take", "stop", "skip"]
 
 
 # What a put does where its key is there. The conflict is named, so that only the key
@@ -37,6 +43,14 @@ class Row(msgspec.Struct, frozen=True):
     payload: str
     key: str | None
     priority: int
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What a claim took, and where the next one may begin."""
+
+    #: (id, payload, key, attempts, created_at, suspect) of each, in the order to run them.
+    rows: list[tuple[int, str, str | None, int, Any, bool]]
+    floors: Sequence[Floor]
 
 
 class Listener(ABC):
@@ -110,6 +124,13 @@ class Database(ABC):
     def atomic_job(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
         """Open the transaction of an atomic job: READ COMMITTED, or IMMEDIATE on SQLite."""
 
+    def complaint(self, connection: BaseDatabaseWrapper) -> str:
+        """Return what a person should do something about, empty while all is well.
+
+        Asked now and then, by a connection that the worker has opened.
+        """
+        return ""
+
     # -- put -----------------------------------------------------------------
 
     @abstractmethod
@@ -151,24 +172,29 @@ class Database(ABC):
         *,
         lease: float,
         token: str,
-        suspects: bool,
+        on_suspect: OnSuspect,
         told: bool,
-    ) -> list[tuple[int, str, str | None, int, Any, bool]]:
+        floors: Sequence[Floor] | None,
+    ) -> Claimed:
         """Claim up to `limit` due jobs of `topic` for `lease` seconds, under `token`.
 
-        Returns (id, payload, key, attempts, created_at, suspect) of each, in the
-        order to run them; `key` and `created_at` only if `told`, since a driver takes
-        longer for a moment than for the rest of a row. A suspect is a job whose last
-        claim ended with its lease: it is taken only if `suspects`, and then alone.
+        Reads `key` and `created_at` only if `told`, since a driver takes longer for a
+        moment than for the rest of a row. Begins at the floors, None for the beginning,
+        and sees the priorities that have one. A claim that has to wait for a
+        lock takes no suspect whose lease ended meanwhile: its holder had to wait, too.
         """
 
     @abstractmethod
     def look(
-        self, connection: BaseDatabaseWrapper, topics: Sequence[str], horizon: float
+        self,
+        connection: BaseDatabaseWrapper,
+        topics: Mapping[str, Sequence[Floor] | None],
+        horizon: float,
     ) -> dict[str, float]:
         """Return the topics with a job due within `horizon` seconds, and in how many.
 
-        0 means that one can be claimed now. One statement for all topics.
+        0 means that one can be claimed now. One statement for all topics, each from its
+        floors, None for the beginning.
         """
 
     @abstractmethod

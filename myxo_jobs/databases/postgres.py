@@ -11,7 +11,7 @@ import secrets
 import select
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import psycopg
 from django.db import transaction
@@ -21,12 +21,15 @@ from psycopg.pq import TransactionStatus
 from myxo_jobs.databases.base import (
     KEEP_THAT,
     RUN_THAT_AGAIN,
+    Claimed,
     Database,
     Due,
     Listener,
+    OnSuspect,
     Row,
     ValueType,
 )
+from myxo_jobs.databases.floors import Floor
 
 CHANNEL = "myxo_jobs"
 PROBE = "probe:"
@@ -54,29 +57,36 @@ CLAIMABLE = f"""
     AND (lease_until IS NULL OR lease_until <= statement_timestamp())"""
 FRESH = f"{WAITING} AND due <= statement_timestamp() AND lease_until IS NULL"
 
-CLAIM = f"""
-WITH RECURSIVE level(priority) AS (
+# Where a claim begins at each priority, the highest first.
+LEVELS_FOUND = f"""found(priority) AS (
     ({NEXT_PRIORITY.format(topic="%(topic)s", below="")})
   UNION ALL
-    SELECT ({NEXT_PRIORITY.format(topic="%(topic)s", below="AND priority < level.priority")})
-    FROM level WHERE level.priority IS NOT NULL
+    SELECT ({NEXT_PRIORITY.format(topic="%(topic)s", below="AND priority < found.priority")})
+    FROM found WHERE found.priority IS NOT NULL
 ),
+level AS (SELECT priority, timestamptz '-infinity' AS floor FROM found)"""
+LEVELS_GIVEN = """level AS (
+    SELECT * FROM unnest(%(priorities)s::smallint[], %(floors)s::timestamptz[])
+        AS given(priority, floor)
+)"""
+
+# Rows keep the order in which the levels give them: a nested loop over them in their
+# order, each read along the index.
+CLAIM = f"""
+WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (
     SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect
     FROM level CROSS JOIN LATERAL (
         SELECT id, due, lease_until FROM myxo_jobs
-        WHERE topic = %(topic)s AND priority = level.priority AND {{claimable}}
+        WHERE topic = %(topic)s AND priority = level.priority AND due >= level.floor
+            AND {{claimable}}
         ORDER BY due, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
     ) AS job
     LIMIT %(limit)s
 ),
-placed AS (
-    SELECT id, suspect, row_number() OVER line AS place,
-        count(*) FILTER (WHERE suspect) OVER line AS suspects
-    FROM free WINDOW line AS (ORDER BY priority DESC, due, id)
-),
+placed AS (SELECT id, suspect, row_number() OVER () AS place, {{suspects}} AS suspects FROM free),
 -- A suspect is claimed alone: the first in line, or everything before it.
-taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1)
+taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = {{takes_first}})
 UPDATE myxo_jobs AS job
 SET worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
@@ -85,30 +95,48 @@ SET worker = %(token)s,
     again = NULL,
     started_at = statement_timestamp()
 FROM taken WHERE job.id = taken.id AND {UNFLUSHED}
-RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}}, taken.suspect, taken.place
+RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}}, taken.suspect, taken.place,
+    CASE WHEN taken.place = 1 THEN (
+        SELECT json_agg(json_build_array(priority, due))
+        FROM (SELECT priority, min(due) AS due FROM free GROUP BY priority) AS first
+    ) END
 """
 CLAIMS = {
-    (suspects, told): CLAIM.format(
-        claimable=CLAIMABLE if suspects else FRESH,
+    (on_suspect, told, floored): CLAIM.format(
+        levels=LEVELS_GIVEN if floored else LEVELS_FOUND,
+        claimable=FRESH if on_suspect == "skip" else CLAIMABLE,
+        suspects="0"
+        if on_suspect == "skip"
+        else "count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING)",
+        takes_first=0 if on_suspect == "stop" else 1,
         key="job.key" if told else "NULL",
         created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
     )
-    for suspects in (True, False)
+    for on_suspect in get_args(OnSuspect)
     for told in (True, False)
+    for floored in (True, False)
 }
 
 LOOK = f"""
-WITH RECURSIVE level(topic, priority) AS (
+WITH RECURSIVE found(topic, priority) AS (
     SELECT asked.topic, ({NEXT_PRIORITY.format(topic="asked.topic", below="")})
     FROM unnest(%(topics)s::text[]) AS asked(topic)
   UNION ALL
-    SELECT level.topic,
-        ({NEXT_PRIORITY.format(topic="level.topic", below="AND priority < level.priority")})
-    FROM level WHERE level.priority IS NOT NULL
+    SELECT found.topic,
+        ({NEXT_PRIORITY.format(topic="found.topic", below="AND priority < found.priority")})
+    FROM found WHERE found.priority IS NOT NULL
+),
+level AS (
+    SELECT topic, priority, timestamptz '-infinity' AS floor FROM found
+  UNION ALL
+    SELECT * FROM unnest(
+        %(floored)s::text[], %(priorities)s::smallint[], %(floors)s::timestamptz[]
+    )
 )
 SELECT level.topic, min(found.wait) FROM level CROSS JOIN LATERAL (
     (SELECT 0.0 AS wait FROM myxo_jobs
-     WHERE topic = level.topic AND priority = level.priority AND {CLAIMABLE}
+     WHERE topic = level.topic AND priority = level.priority AND due >= level.floor
+        AND {CLAIMABLE}
      ORDER BY due, id LIMIT 1)
   UNION ALL
     (SELECT extract(epoch FROM due - statement_timestamp()) FROM myxo_jobs
@@ -291,21 +319,40 @@ class PostgreSQL(Database):
         *,
         lease: float,
         token: str,
-        suspects: bool,
+        on_suspect: OnSuspect,
         told: bool,
-    ) -> list[tuple[int, str, str | None, int, Any, bool]]:
+        floors: Sequence[Floor] | None,
+    ) -> Claimed:
         values: dict[str, Any] = {"topic": topic, "limit": limit, "lease": lease, "token": token}
+        if floors is not None:
+            values["priorities"] = [priority for priority, _ in floors]
+            values["floors"] = [due for _, due in floors]
         with connection.cursor() as cursor:
-            cursor.execute(CLAIMS[suspects, told], values)
+            cursor.execute(CLAIMS[on_suspect, told, floors is not None], values)
             rows = cursor.fetchall()
         rows.sort(key=lambda row: row[6])
-        return [row[:6] for row in rows]
+        return Claimed([row[:6] for row in rows], rows[0][7] if rows else [])
 
     def look(
-        self, connection: BaseDatabaseWrapper, topics: Sequence[str], horizon: float
+        self,
+        connection: BaseDatabaseWrapper,
+        topics: Mapping[str, Sequence[Floor] | None],
+        horizon: float,
     ) -> dict[str, float]:
+        given = [
+            (topic, priority, due)
+            for topic, floors in topics.items()
+            for priority, due in floors or ()
+        ]
+        values: dict[str, Any] = {
+            "topics": [topic for topic, floors in topics.items() if floors is None],
+            "floored": [topic for topic, _, _ in given],
+            "priorities": [priority for _, priority, _ in given],
+            "floors": [due for _, _, due in given],
+            "horizon": horizon,
+        }
         with connection.cursor() as cursor:
-            cursor.execute(LOOK, {"topics": list(topics), "horizon": horizon})
+            cursor.execute(LOOK, values)
             return {topic: float(wait) for topic, wait in cursor.fetchall()}
 
     def delete_held(

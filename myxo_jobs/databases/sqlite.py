@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from django.db import OperationalError, transaction
@@ -20,12 +21,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from myxo_jobs.databases.base import (
     KEEP_THAT,
     RUN_THAT_AGAIN,
+    Claimed,
     Database,
     Due,
     Listener,
+    OnSuspect,
     Row,
     ValueType,
 )
+from myxo_jobs.databases.floors import Floor
 from myxo_jobs.models import sqlite_moment
 
 T = TypeVar("T")
@@ -44,7 +48,6 @@ NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 # 6.0 writes NOT failed, later ones failed = 0, and an index outlives an update.
 WAITING = "NOT failed AND failed = 0 AND due IS NOT NULL"
 CLAIMABLE = f"{WAITING} AND due <= {NOW} AND (lease_until IS NULL OR lease_until <= {NOW})"
-FRESH = f"{WAITING} AND due <= {NOW} AND lease_until IS NULL"
 
 HIGHEST_PRIORITY = f"""
 SELECT priority FROM myxo_jobs WHERE topic = ? AND {WAITING} ORDER BY priority DESC LIMIT 1
@@ -54,14 +57,14 @@ SELECT priority FROM myxo_jobs WHERE topic = ? AND {WAITING} AND priority < ?
 ORDER BY priority DESC LIMIT 1
 """
 # `created_at` as the text it is: Django's converter would drop that it is UTC.
-FREE = """
+FREE = f"""
 SELECT id, coalesce(again, payload), key, CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
-    created_at || '', lease_until IS NOT NULL
+    created_at || '', lease_until IS NOT NULL, due || ''
 FROM myxo_jobs
-WHERE topic = ? AND priority = ? AND {claimable} ORDER BY due, id LIMIT ?
+WHERE topic = ? AND priority = ? AND due >= ? AND {WAITING} AND due <= {NOW}
+    AND (lease_until IS NULL OR lease_until <= ?)
+ORDER BY due, id LIMIT ?
 """
-FREE_ANY = FREE.format(claimable=CLAIMABLE)
-FREE_FRESH = FREE.format(claimable=FRESH)
 TAKE = f"""
 UPDATE myxo_jobs SET worker = ?, started_at = {NOW},
     attempts = CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
@@ -71,7 +74,8 @@ WHERE id = ?
 """
 DELETE_HELD = "DELETE FROM myxo_jobs WHERE id = ? AND worker = ? AND again IS NULL"
 CAN_CLAIM = f"""
-SELECT 1 FROM myxo_jobs WHERE topic = ? AND priority = ? AND {CLAIMABLE} ORDER BY due, id LIMIT 1
+SELECT 1 FROM myxo_jobs WHERE topic = ? AND priority = ? AND due >= ? AND {CLAIMABLE}
+ORDER BY due, id LIMIT 1
 """
 NEXT_DUE = f"""
 SELECT (julianday(due) - julianday('now')) * 86400.0 FROM myxo_jobs
@@ -85,6 +89,13 @@ INSERT = "INSERT INTO myxo_jobs (topic, payload, key, priority, due) VALUES (%s,
 DUE_AFTER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
 INSERT_AFTER = INSERT.format(due=DUE_AFTER)
 INSERT_AT = INSERT.format(due="%s")
+
+# A write-ahead log is started over after `wal_autocheckpoint` pages, 1,000 by default; while
+# a reader keeps an older state of the file it grows on (https://sqlite.org/wal.html,
+# "Avoiding Excessively Large WAL Files"). One that has missed ten such moments, and has
+# grown since it was last looked at, has such a reader: it never shrinks by itself.
+MISSED_CHECKPOINTS = 10
+USUAL_CHECKPOINT_PAGES = 1_000
 
 # Words that begin a statement which leaves its connection as it was. A transaction that
 # is left open is seen by `is_fit`.
@@ -113,6 +124,10 @@ class SQLite(Database):
     now = NOW
     waiting = WAITING
 
+    def __init__(self) -> None:
+        # Size of each file's write-ahead log when it was last looked at.
+        self._log_bytes: dict[str, int] = {}
+
     def open(self, alias: str) -> BaseDatabaseWrapper:
         connection = super().open(alias)
         raw = connection.connection
@@ -124,6 +139,26 @@ class SQLite(Database):
                 raw.execute("PRAGMA synchronous = NORMAL")
             raw.execute("PRAGMA busy_timeout = 0")
         return connection
+
+    def complaint(self, connection: BaseDatabaseWrapper) -> str:
+        raw = connection.connection
+        with connection.wrap_database_errors:
+            (pages,) = raw.execute("PRAGMA wal_autocheckpoint").fetchone()
+            (page_bytes,) = raw.execute("PRAGMA page_size").fetchone()
+            file = raw.execute("PRAGMA database_list").fetchone()[2]
+        try:
+            size = Path(f"{file}-wal").stat().st_size
+        except OSError:  # another journal mode
+            return ""
+        before = self._log_bytes.get(file, size)
+        self._log_bytes[file] = size
+        limit = MISSED_CHECKPOINTS * (pages or USUAL_CHECKPOINT_PAGES) * page_bytes
+        if size <= max(limit, before):
+            return ""
+        return (
+            f"{file}-wal has grown to {size / 2**20:.0f} MiB: some process reads in a transaction "
+            f"that it keeps open; find it with `lsof {file}` and let it end"
+        )
 
     def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
         try:
@@ -189,23 +224,31 @@ class SQLite(Database):
         *,
         lease: float,
         token: str,
-        suspects: bool,
+        on_suspect: OnSuspect,
         told: bool,
-    ) -> list[tuple[int, str, str | None, int, Any, bool]]:
-        free = FREE_ANY if suspects else FREE_FRESH
+        floors: Sequence[Floor] | None,
+    ) -> Claimed:
+        over_at = "" if on_suspect == "skip" else _now(connection)  # as texts are compared
         taken: list[Any] = []
+        seen: list[Floor] = []
         with _immediate(connection) as raw:
-            for priority in _priorities(raw, topic):
+            for priority, floor in _levels(raw, topic, floors):
                 room = limit - len(taken)
                 if room <= 0:
                     break
-                taken += raw.execute(free, (topic, priority, room)).fetchall()
-            taken = _before_a_suspect(taken)
+                found = raw.execute(FREE, (topic, priority, floor, over_at, room)).fetchall()
+                if found:
+                    seen.append((priority, found[0][6]))
+                    taken += found
+            taken = _up_to_a_suspect(taken, takes_it=on_suspect == "take")
             raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
-        return taken
+        return Claimed([row[:6] for row in taken], seen)
 
     def look(
-        self, connection: BaseDatabaseWrapper, topics: Sequence[str], horizon: float
+        self,
+        connection: BaseDatabaseWrapper,
+        topics: Mapping[str, Sequence[Floor] | None],
+        horizon: float,
     ) -> dict[str, float]:
         connection.ensure_connection()
         raw = connection.connection
@@ -276,27 +319,42 @@ def _insert(due: Due) -> tuple[str, float | str]:
     return INSERT_AT, sqlite_moment(due)
 
 
-def _priorities(raw: sqlite3.Connection, topic: str) -> Iterator[int]:
-    """Yield the priorities that a topic has jobs of, highest first, one index probe each."""
+def _levels(raw: sqlite3.Connection, topic: str, floors: Sequence[Floor] | None) -> Iterator[Floor]:
+    """Yield where to begin at each priority, the highest first.
+
+    Without floors: the priorities that the topic has jobs of, one index probe each.
+    """
+    if floors is not None:
+        yield from floors
+        return
     row = raw.execute(HIGHEST_PRIORITY, (topic,)).fetchone()
     while row:
-        yield row[0]
+        yield row[0], ""  # as texts are compared, the beginning
         row = raw.execute(NEXT_PRIORITY, (topic, row[0])).fetchone()
 
 
-def _before_a_suspect(rows: list[Any]) -> list[Any]:
-    """Return the first row if it is a suspect, else those before the first suspect."""
+def _now(connection: BaseDatabaseWrapper) -> str:
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        now: str = connection.connection.execute(f"SELECT {NOW}").fetchone()[0]
+    return now
+
+
+def _up_to_a_suspect(rows: list[Any], *, takes_it: bool) -> list[Any]:
+    """Return the rows before the first suspect, or that one alone if it comes first."""
     for place, row in enumerate(rows):
         if row[5]:
-            return rows[: max(place, 1)]
+            return rows[: place or takes_it]
     return rows
 
 
-def _look(raw: sqlite3.Connection, topics: Sequence[str], horizon: float) -> dict[str, float]:
+def _look(
+    raw: sqlite3.Connection, topics: Mapping[str, Sequence[Floor] | None], horizon: float
+) -> dict[str, float]:
     found: dict[str, float] = {}
-    for topic in topics:
-        for priority in _priorities(raw, topic):
-            if raw.execute(CAN_CLAIM, (topic, priority)).fetchone():
+    for topic, floors in topics.items():
+        for priority, floor in _levels(raw, topic, floors):
+            if raw.execute(CAN_CLAIM, (topic, priority, floor)).fetchone():
                 found[topic] = 0.0
                 break
             row = raw.execute(NEXT_DUE, (topic, priority, horizon)).fetchone()

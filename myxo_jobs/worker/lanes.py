@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from myxo_jobs.databases import Floors
 from myxo_jobs.handlers import Handler
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.running import Outcome
@@ -18,6 +19,8 @@ MOST_AHEAD = 1_000
 UNSTARTED_SECONDS = 0.8
 # How often a topic that always has jobs ahead makes room for a suspect.
 ASK_FOR_SUSPECTS_SECONDS = 1.0
+# A topic for which the system has no thread claims nothing for so long.
+NO_THREAD_SECONDS = 2.0
 # How much the newest jobs weigh in the mean run time.
 NEWEST_WEIGHT = 0.3
 
@@ -32,6 +35,7 @@ class Lane:
         # Whether a claim may find something: set by wake-ups and looks, unset when one
         # comes back empty.
         self.hopeful = True
+        self.floors = Floors()
         # Moments of the monotonic clock: it takes no suspects before this one, asked for
         # some at this one, and claims nothing before this one.
         self.suspects_after = 0.0
@@ -69,7 +73,8 @@ class Lane:
         self.in_hand += len(claims)
         self._taken += len(claims)
         self._batches.append((self._taken, time.monotonic()))
-        self.slots.add(claims, self.in_hand)
+        if not self.slots.add(claims, self.in_hand):
+            self.claims_after = time.monotonic() + NO_THREAD_SECONDS
 
     def learn(self, outcomes: list[Outcome]) -> None:
         """Take note of runs that ended: their slots are free."""

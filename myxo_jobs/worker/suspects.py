@@ -12,6 +12,40 @@ from __future__ import annotations
 from myxo_jobs.queue import Claim
 
 HEAD_START_SECONDS = 0.5
+# A write that took so long has waited for somebody else's lock.
+SLOW_SECONDS = 0.2
+# A lease keeper whose writes were held up tries again within half of it.
+HOLDERS_SECONDS = 0.4
+
+
+class Writes:
+    """Whether writes go through of late, so that the holders of claims could renew them.
+
+    Somebody's lock, on the table or on SQLite's file, stops every renewal, and claims of
+    living workers seem to be over. So a claim may pass for over only while a write of our
+    own came through promptly, not long ago and not just now. Moments are of the monotonic
+    clock; `shortest_lease` is seconds.
+    """
+
+    def __init__(self, shortest_lease: float) -> None:
+        # A holder has always half of its lease left when a lock begins.
+        self._fresh_seconds = shortest_lease * 0.45
+        self._holders_seconds = min(HOLDERS_SECONDS, shortest_lease / 4)
+        self._last = self._since = float("-inf")
+
+    def add(self, began: float, ended: float) -> None:
+        """Take note of a write of ours, one that changed nothing included."""
+        if ended - began > SLOW_SECONDS or began - self._last > self._fresh_seconds:
+            self._since = ended
+        self._last = ended
+
+    def had_time(self, now: float) -> bool:
+        """Tell whether living holders had the time to renew what they hold."""
+        return now - self._last <= self._fresh_seconds and now >= self.had_time_at()
+
+    def had_time_at(self) -> float:
+        """Return when they have had it, if writes go on to go through."""
+        return self._since + self._holders_seconds
 
 
 class Suspects:
@@ -29,6 +63,10 @@ class Suspects:
         if self._one_waits:
             return not self._in_hand
         return now >= self.next_at and not any(self._in_hand.values())
+
+    def not_before(self, moment: float) -> None:
+        """Let none be claimed before a moment."""
+        self.next_at = max(self.next_at, moment)
 
     def admit(self, claim: Claim, now: float) -> bool:
         """Tell whether a claim may be run now; a suspect that may is taken in."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -15,17 +16,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from myxo_jobs import queue
 from myxo_jobs.conf import settings
-from myxo_jobs.databases import database_of
+from myxo_jobs.databases import OnSuspect, database_of
 from myxo_jobs.handlers import Handler, registry
 from myxo_jobs.queue import Claim, Tokens
 from myxo_jobs.worker.board import Board
 from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
 from myxo_jobs.worker.limits import TimeLimits, rss_mib
+from myxo_jobs.worker.process import Leftovers, ProcessState
 from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
-from myxo_jobs.worker.suspects import Suspects
+from myxo_jobs.worker.suspects import Suspects, Writes
 from myxo_jobs.worker.waking import Waking
 
 logger = logging.getLogger("myxo_jobs")
@@ -40,6 +42,9 @@ OUTAGE_LOG_SECONDS = 10.0
 # A topic whose claim the database refuses for its own sake is tried again after so long.
 BROKEN_LANE_SECONDS = 10.0
 RSS_EVERY_SECONDS = 1.0
+# How often the database is asked whether it needs a person, and how long a person has.
+COMPLAINT_EVERY_SECONDS = 5.0
+COMPLAINT_TOLD_SECONDS = 600.0
 # A run that should have ended by its timeout and the grace gets so much more before
 # the supervisor ends its process.
 OVERDUE_SECONDS = 2.0
@@ -92,9 +97,12 @@ class Worker:
         self.timed_out: set[Claim] = set()
         self._has_interrupted = False
         self._suspects = Suspects()
+        shortest_lease = min((handler.lease for handler in self.handlers), default=60.0)
+        self._writes = Writes(shortest_lease)
         self._max_jobs = max_jobs
         self._max_rss = max_rss
         self._ended_jobs = 0
+        self._complaint_after = 0.0
         self._rss_checked = 0.0
         self._board = board
         self._database = database_of(self.alias)
@@ -103,7 +111,6 @@ class Worker:
         self._stopping = False
         self._ended: deque[Outcome] = deque()
         self._last_settled = 0.0
-        shortest_lease = min((handler.lease for handler in self.handlers), default=60.0)
         self._keeper = LeaseKeeper(self.alias, shortest_lease, board)
         self._settling = Settling(self._keeper.release)
         self._waking = Waking(self.alias, self._on_wake)
@@ -111,12 +118,17 @@ class Worker:
         self._limits = TimeLimits(
             self._on_timeout, _tell_of_timeout, grace=self.grace, watchdog=watchdog
         )
+        # Only where the process is its own: elsewhere others may have changed it on purpose.
+        is_own = watchdog or board is not None
+        self._process = ProcessState() if is_own else None
+        self._leftovers = Leftovers(self._tokens.prefix) if is_own else None
         around = Surroundings(
             alias=self.alias,
             is_stopping=lambda: self._stopping or bool(self.worn),
             extend=self._keeper.extend,
             limits=self._limits,
             starts=self._on_start,
+            process=self._process or nullcontext(),
         )
         self._lanes = {
             handler.topic: Lane(handler, self._slots(handler, around)) for handler in self.handlers
@@ -208,13 +220,16 @@ class Worker:
     def _is_over(self) -> bool:
         if self._stopping or self.worn:
             return True
-        idle = not any(lane.in_hand or lane.hopeful for lane in self._lanes.values())
+        idle = not any(
+            lane.in_hand or lane.hopeful or lane.floors.in_doubt for lane in self._lanes.values()
+        )
         return (
             self.drain
             and idle
             and not self._ended
             and self._settling.is_empty()
             and self._outage_since is None
+            and self._looked_at >= self._suspects.next_at
         )
 
     def _turn(self) -> None:
@@ -223,6 +238,9 @@ class Worker:
         try:
             self._settle()
             self._check_wear()
+            if self._leftovers is not None:
+                self._leftovers.look(self._keeper.held)
+            self._pass_on_complaint()
             self._return_late()
             self._look()
             self._claim()
@@ -255,8 +273,10 @@ class Worker:
 
     def _settle(self) -> None:
         self._take_in()
+        began = time.monotonic()
         if not self._settling.is_empty():
             self._settling.store(self._own())
+            self._writes.add(began, time.monotonic())
         self._last_settled = time.monotonic()
 
     def _take_in(self) -> None:
@@ -268,6 +288,8 @@ class Worker:
             if self._suspects.ended(outcome.claim, ran=outcome.verb != "leave"):
                 self._next_look = 0.0  # others may have waited for its end
             by_topic[outcome.claim.handler.topic].append(outcome)
+        if self._leftovers is not None:
+            self._leftovers.note(by_topic)
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
             self._settling.add(outcomes)
@@ -285,6 +307,15 @@ class Worker:
             rss = rss_mib()
             if rss > self._max_rss:
                 self.wear_out(f"{rss:.0f} MiB of memory are used (--max-rss)")
+
+    def _pass_on_complaint(self) -> None:
+        now = time.monotonic()
+        if now < self._complaint_after:
+            return
+        self._complaint_after = now + COMPLAINT_EVERY_SECONDS
+        if complaint := self._database.complaint(self._own()):
+            self._complaint_after = now + COMPLAINT_TOLD_SECONDS
+            logger.warning("worker=%s warns of the database: %s", self._tokens.prefix, complaint)
 
     def _return_late(self) -> None:
         for lane in self._lanes.values():
@@ -304,17 +335,29 @@ class Worker:
             return
         self._looked_at = now
         self._next_look = now + self.poll
-        topics = [topic for topic, lane in self._lanes.items() if not lane.hopeful]
-        if not topics:
+        lanes = [lane for lane in self._lanes.values() if not lane.hopeful]
+        if not lanes:
             return
-        found = self._database.look(self._own(), topics, self.poll)
-        for topic, wait in found.items():
+        floors = {lane.handler.topic: lane.floors.at(now) for lane in lanes}
+        found = self._database.look(self._own(), floors, self.poll)
+        looked = time.monotonic()
+        for lane in lanes:
+            lane.floors.passed(floors[lane.handler.topic], [], began=now, ended=looked)
+            wait = found.get(lane.handler.topic, math.inf)
             if wait <= 0:
-                self._lanes[topic].hopeful = True
+                lane.hopeful = True
             else:
-                self._next_look = min(self._next_look, now + wait)
+                self._look_in(wait, now)
+                self._look_when_in_doubt(lane)
         if now < self._look_on_until:
-            self._next_look = min(self._next_look, now + LOOK_ON_EVERY_SECONDS)
+            self._look_in(LOOK_ON_EVERY_SECONDS, now)
+
+    def _look_in(self, seconds: float, now: float) -> None:
+        self._next_look = min(self._next_look, now + seconds)
+
+    def _look_when_in_doubt(self, lane: Lane) -> None:
+        if lane.floors.in_doubt:
+            self._next_look = min(self._next_look, lane.floors.full_at)
 
     def _claim(self) -> None:
         for lane in self._lanes.values():
@@ -339,7 +382,8 @@ class Worker:
         """Return how many jobs of a topic to claim now."""
         # Nothing is claimed ahead of suspects that follow one soon: their place is before it.
         follow = lane.found_suspect and now < self._suspects.next_at
-        room = lane.room(now, suspects=follow or self._may_take_suspects(lane, now))
+        may_take = self._suspects_allowed(lane, now) and self._suspects.may_claim(now)
+        room = lane.room(now, suspects=follow or may_take)
         if self._board is not None:
             room = min(room, self._board.room)
         if self._max_jobs is not None:
@@ -349,12 +393,18 @@ class Worker:
 
     def _claim_for(self, lane: Lane, room: int, now: float) -> list[Claim]:
         connection = self._own()
-        suspects = lane.has_free_slot() and self._may_take_suspects(lane, now)
+        on_suspect = self._on_suspect(lane, now)
         if self._board is not None:
             self._board.claiming(True)
         try:
             claims = queue.claim(
-                connection, lane.handler, room, token=self._tokens.next(), suspects=suspects
+                connection,
+                lane.handler,
+                room,
+                token=self._tokens.next(),
+                on_suspect=on_suspect,
+                # Suspects come one by one, and a claim that passes them by would move on.
+                floors=None if lane.found_suspect else lane.floors,
             )
         except (OperationalError, InterfaceError):
             raise
@@ -366,16 +416,28 @@ class Worker:
             lane.hopeful = True
             lane.claims_after = now + BROKEN_LANE_SECONDS
             return []
+        self._writes.add(now, time.monotonic())
         self._keeper.hold(claims)
         if self._board is not None:
             self._board.claiming(False)
-        if suspects:
+        if len(claims) < room:
+            self._look_when_in_doubt(lane)
+        if on_suspect == "stop":
+            self._suspects.not_before(self._writes.had_time_at())
+        if on_suspect != "skip":
             lane.found_suspect = bool(claims) and claims[0].suspect
             if not lane.found_suspect:
                 lane.suspects_asked_at = now
         return claims
 
-    def _may_take_suspects(self, lane: Lane, now: float) -> bool:
+    def _on_suspect(self, lane: Lane, now: float) -> OnSuspect:
+        if not lane.has_free_slot() or not self._suspects_allowed(lane, now):
+            return "skip"
+        if not self._writes.had_time(now):
+            return "stop"
+        return "take" if self._suspects.may_claim(now) else "skip"
+
+    def _suspects_allowed(self, lane: Lane, now: float) -> bool:
         # After an outage the living holders renew first: what looks expired then is
         # mostly theirs. And while somebody has a row of ours locked, its lease may end
         # without that anybody else holds it.
@@ -383,7 +445,6 @@ class Worker:
             self._outage_since is None
             and now >= lane.suspects_after
             and not self._keeper.has_locked
-            and self._suspects.may_claim(now)
         )
 
     def _own(self) -> BaseDatabaseWrapper:
@@ -483,7 +544,7 @@ class Worker:
     def _look_on(self, now: float) -> None:
         if self._database.sends_wakeups:
             self._look_on_until = now + LOOK_ON_SECONDS
-            self._next_look = min(self._next_look, now + LOOK_ON_EVERY_SECONDS)
+            self._look_in(LOOK_ON_EVERY_SECONDS, now)
 
     # -- the end -------------------------------------------------------------
 
@@ -536,6 +597,8 @@ class Worker:
         for lane in self._lanes.values():
             lane.slots.join(deadline)
         self._limits.stop()
+        if self._process is not None:
+            self._process.set_back()  # a relative path starts the process that replaces it
         self._waking.stop()
         self._keeper.stop()
         if self._connection is not None:

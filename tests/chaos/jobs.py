@@ -225,14 +225,28 @@ async def hang_in_the_loop(request: AsyncHang, run: Run) -> None:
         await asyncio.Event().wait()
 
 
+class Async(msgspec.Struct, frozen=True):
+    """Ask the database something, in the event loop."""
+
+    number: int
+
+
+@job(Async, workers=4, lease=LEASE)
+async def ask_in_the_loop(request: Async, run: Run) -> None:
+    from myxo_jobs.models import Job
+
+    with recorded(request.number, run):
+        await Job.objects.filter(pk=0).aexists()
+
+
 class Litter(msgspec.Struct, frozen=True):
-    """Leave something behind in the process."""
+    """Leave something behind in the process, or look whether somebody has."""
 
     number: int
     what: str
 
 
-@job(Litter, lease=LEASE)
+@job(Litter, lease=LEASE, attempts=1)
 def litter(request: Litter, run: Run) -> None:
     with recorded(request.number, run):
         zoo.LITTER[request.what]()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -59,14 +61,14 @@ class Tree:
         self.options = options
         self.log_file = log
         self._environment = environment
-        self._inside = inside
+        self.inside = inside
         self._log = log.open("ab")
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again after its end."""
         self._process = subprocess.Popen(
-            [*self._inside, sys.executable, "-m", "django", "runjobs", *self.options],
+            [*self.inside, sys.executable, "-m", "django", "runjobs", *self.options],
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -123,6 +125,10 @@ class Tree:
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
+
+    def names(self) -> list[str]:
+        """Return what its worker processes are called since its last start."""
+        return re.findall(r"worker=(\S+) started using=", self.log())[-self.processes :]
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -190,18 +196,13 @@ class Rig:
     ) -> Tree:
         """Start `runjobs`, with so many processes under a supervisor or alone.
 
-        `inside` is a command that starts another one somewhere, as `ip netns exec` does.
+        `inside` is a command that starts another one somewhere or as somebody else, as
+        `ip netns exec` does.
         """
         if processes:
             options = ("--processes", str(processes), *options)
-        variables = {
-            **os.environ,
-            "MYXO_CHAOS_NAME": "chaos-worker",
-            **controls.environment(controls.of_this_run()),
-            **environment,
-        }
         usual = self.folder / f"runjobs-{len(self.trees) + len(self.retired) + 1}.log"
-        tree = Tree(options, log or usual, variables, inside)
+        tree = Tree(options, log or usual, worker_environment(**environment), inside)
         self.trees.append(tree)
         if wait:
             self.wait_for_start(tree, tree.processes)
@@ -258,6 +259,10 @@ class Rig:
         """Work undisturbed for a while, take note of what the workers use, start the clock."""
         time.sleep(seconds)
         self.levels = {tree: level_of(tree) for tree in self.trees}
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Let the time of the run begin now."""
         self._deadline = time.monotonic() + self.seconds
 
     # -- time ----------------------------------------------------------------
@@ -308,6 +313,21 @@ class Rig:
             return False
 
     # -- faults --------------------------------------------------------------
+
+    @contextmanager
+    def writers_held(self) -> Iterator[None]:
+        """Around a time in which statements that write to the table wait where they are."""
+        if self.database == POSTGRES:
+            import psycopg
+
+            with psycopg.connect(self.server.url) as other:
+                other.execute("LOCK TABLE myxo_jobs IN EXCLUSIVE MODE")
+                yield
+            return
+        name = str(connection.settings_dict["NAME"])
+        with closing(sqlite3.connect(name, isolation_level=None, timeout=20)) as file:
+            file.execute("BEGIN IMMEDIATE")
+            yield
 
     def kill(self, pid: int, *, within: float | None) -> None:
         """Kill a process; jobs that it interrupts must begin again so soon."""
@@ -386,6 +406,27 @@ class Rig:
             lines = file.read().split(b"\n")[1:-1]
         decoded = [msgspec.json.decode(line, type=Line) for line in lines]
         return [line for line in decoded if line.event == "begin"]
+
+
+def as_user(number: int) -> list[str]:
+    """Return what runs a command as a user who need not exist, and who may read all files."""
+    may_read = "-all,+dac_override,+dac_read_search"
+    capabilities = [f"--inh-caps={may_read}", f"--ambient-caps={may_read}"]
+    return ["setpriv", "--reuid", str(number), "--clear-groups", *capabilities]
+
+
+def worker_environment(**more: str) -> dict[str, str]:
+    """Return the environment of a worker process."""
+    return {
+        **os.environ,
+        "MYXO_CHAOS_NAME": "chaos-worker",
+        **controls.environment(controls.of_this_run()),
+        **more,
+    }
+
+
+# Settings with which a project logs nowhere, and the worker to its standard error.
+NO_LOGGING = {"MYXO_TEST_SETTINGS": '{"LOGGING": {}}'}
 
 
 def short_work(number: int, chance: random.Random) -> msgspec.Struct:

@@ -33,6 +33,8 @@ class Order(msgspec.Struct, frozen=True):
 
 def run(order: Order) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("it took too long"))
+    # Under nohup it is ignored, and would be by the workers; a function is not inherited.
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
     with ExitStack() as stack:
         server = _choose_database(order, stack)
         import django

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -19,7 +21,17 @@ from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.board import PLACES, Board
-from tests.rig import Process, ago, claim_one, handler_of, make_job, wait_until, wind_back
+from tests.rig import (
+    ROOT,
+    Process,
+    ago,
+    claim_one,
+    handler_of,
+    make_job,
+    process_environment,
+    wait_until,
+    wind_back,
+)
 from tests.worker.jobs import Blocking, Die, Frozen, FrozenAsync, Overtaken, Slow, Steady, Tiny
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -292,6 +304,32 @@ def test_processes_that_are_told_to_stop_finish_what_runs_and_start_nothing_else
     assert {row.pk for row in rows} == set(waiting)
     assert {(row.status, row.attempts, row.worker) for row in rows} == {("pending", 0, "")}
     assert not any(lives(pid) for pid in pids)
+
+
+ENDS = """
+import os, signal, threading
+import django
+django.setup()
+from myxo_jobs.worker.supervisor import Supervisor
+from myxo_jobs.worker.worker import Worker
+supervisor = Supervisor(
+    1,
+    lambda board: Worker(["worker.Steady"], board=board),
+    alias="default",
+    grace=30.0,
+    drain=False,
+)
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+print(supervisor.run(), signal.getitimer(signal.ITIMER_REAL))
+"""
+
+
+def test_a_supervisor_that_has_ended_leaves_no_alarm_behind():
+    environment = process_environment()
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.stdout == "0 (0.0, 0.0)\n", ended.stderr
 
 
 def test_what_outlasts_the_grace_is_given_back_even_if_it_keeps_the_interpreter(runjobs, ledger):

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import psutil
 from django.db import connections
 
-from myxo_jobs import Jobs
+from myxo_jobs import Jobs, job
 from tests.app.jobs import Work
-from tests.rig import wait_until
+from tests.rig import ago, make_job, wait_until
+
+
+class Task(msgspec.Struct, frozen=True):
+    name: str = ""
+
 
 WAITING = """
 SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'myxo_jobs'::regclass
@@ -19,12 +26,12 @@ SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'myxo_jobs'::regc
 
 
 @contextmanager
-def locked_table() -> Iterator[None]:
+def locked_table(mode: str = "ACCESS EXCLUSIVE") -> Iterator[None]:
     other = connections.create_connection("default")
     try:
         with other.cursor() as cursor:
             cursor.execute("BEGIN")
-            cursor.execute("LOCK TABLE myxo_jobs IN ACCESS EXCLUSIVE MODE")
+            cursor.execute(f"LOCK TABLE myxo_jobs IN {mode} MODE")
             yield
     finally:
         other.close()
@@ -65,3 +72,21 @@ def is_gone(process: psutil.Process) -> bool:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def test_an_idle_worker_lets_living_holders_renew_first_after_a_lock_on_the_table(worker):
+    started: list[float] = []
+
+    @job(Task, topic="t.Task", lease=6)
+    def handle(request: Task) -> None:
+        started.append(time.monotonic())
+
+    worker(topics=["t.Task"])
+    time.sleep(3.0)  # so long that the worker cannot know whether others could write
+    make_job("t.Task", status="running", lease_until=ago(-1))
+    with locked_table("EXCLUSIVE"):  # which stops writes alone
+        wait_until(sessions_that_wait, because="the worker tries to take it")
+        assert started == []
+    unlocked = time.monotonic()
+    wait_until(lambda: started, because="nobody has renewed it", within=5)
+    assert started[0] - unlocked > 0.3

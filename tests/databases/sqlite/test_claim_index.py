@@ -16,7 +16,7 @@ CONDITIONS = ['"due" IS NOT NULL AND NOT "failed"', '"due" IS NOT NULL AND "fail
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize(
     "statement",
-    ["HIGHEST_PRIORITY", "NEXT_PRIORITY", "FREE_ANY", "FREE_FRESH", "CAN_CLAIM", "NEXT_DUE"],
+    ["HIGHEST_PRIORITY", "NEXT_PRIORITY", "FREE", "CAN_CLAIM", "NEXT_DUE"],
 )
 def test_a_claim_uses_its_index_whichever_django_made_it(condition, statement):
     sql = getattr(sqlite, statement)
