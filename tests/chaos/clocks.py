@@ -138,11 +138,12 @@ def _delayed_work(number: int, chance: Random) -> msgspec.Struct:
 def _check_delays(rig: Rig) -> None:
     """Check that what the workers put with a delay began when it was due."""
     begun = {line.name: line.at for line in reversed(rig.begun())}
-    for line in rig.ledger.lines("relay"):
+    last = {line.name: line for line in rig.ledger.lines("relay")}  # one that ran again counts once
+    for line in last.values():
         at = begun.get(str(RELAYED + int(line.name)))
         if at is None:
             rig.violate(f"the job that {line.name} put did not run")
             continue
         late = at - line.at - line.value
-        rig.expect(late > -0.05, f"a job began {-late:.2f} s before it was due")
+        rig.expect(late > -0.01, f"a job began {-late:.2f} s before it was due")
         rig.expect(late < 1.5, f"a job began {late:.2f} s after it was due")

@@ -177,8 +177,8 @@ class Relay(msgspec.Struct, frozen=True):
 @job(Relay, workers=2, lease=LEASE, atomic=True)
 def relay(request: Relay, run: Run) -> None:
     with recorded(request.number, run):
-        Jobs().put(Work(RELAYED + request.number), delay=request.delay)
         write("relay", str(request.number), run, request.delay)
+        Jobs().put(Work(RELAYED + request.number), delay=request.delay)
 
 
 class Leak(msgspec.Struct, frozen=True):
