@@ -313,7 +313,14 @@ class Worker:
         if now < self._complaint_after:
             return
         self._complaint_after = now + COMPLAINT_EVERY_SECONDS
-        if complaint := self._database.complaint(self._own()):
+        try:
+            complaint = self._database.complaint(self._own())
+        except (OperationalError, InterfaceError):
+            raise
+        except DatabaseError:  # as for want of a right to read what it asks
+            self._complaint_after = math.inf
+            return
+        if complaint:
             self._complaint_after = now + COMPLAINT_TOLD_SECONDS
             logger.warning("worker=%s warns of the database: %s", self._tokens.prefix, complaint)
 
