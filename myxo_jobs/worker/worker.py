@@ -349,13 +349,15 @@ class Worker:
         found = self._database.look(self._own(), floors, self.poll)
         looked = time.monotonic()
         for lane in lanes:
-            lane.floors.passed(floors[lane.handler.topic], [], began=now, ended=looked)
             wait = found.get(lane.handler.topic, math.inf)
             if wait <= 0:
+                # The full pass that found it is left to the claim: one from a floor
+                # would pass it by.
                 lane.hopeful = True
-            else:
-                self._look_in(wait, now)
-                self._look_when_in_doubt(lane)
+                continue
+            lane.floors.passed(floors[lane.handler.topic], [], began=now, ended=looked)
+            self._look_in(wait, now)
+            self._look_when_in_doubt(lane)
         if now < self._look_on_until:
             self._look_in(LOOK_ON_EVERY_SECONDS, now)
 
