@@ -21,7 +21,8 @@ Due = float | datetime | None
 ValueType = Literal["number", "text"]
 
 # What a claim does about a suspect, a job whose last claim ended with its lease: take it
-# (alone), take only what stands before it, or pass it by.
+# (alone), take it only if its worker is known to be dead and else what stands before it,
+# or pass it by.
 OnSuspect = Literal["take", "stop", "skip"]
 
 

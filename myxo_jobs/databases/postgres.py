@@ -75,18 +75,21 @@ LEVELS_GIVEN = """level AS (
 CLAIM = f"""
 WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (
-    SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect
+    SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect,
+        strpos(job.worker, '/') > 0 AS bereft
     FROM level CROSS JOIN LATERAL (
-        SELECT id, due, lease_until FROM myxo_jobs
+        SELECT id, due, lease_until, worker FROM myxo_jobs
         WHERE topic = %(topic)s AND priority = level.priority AND due >= level.floor
             AND {{claimable}}
         ORDER BY due, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
     ) AS job
     LIMIT %(limit)s
 ),
-placed AS (SELECT id, suspect, row_number() OVER () AS place, {{suspects}} AS suspects FROM free),
+placed AS (
+    SELECT id, suspect, bereft, row_number() OVER () AS place, {{suspects}} AS suspects FROM free
+),
 -- A suspect is claimed alone: the first in line, or everything before it.
-taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = {{takes_first}})
+taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1 AND {{takes_first}})
 UPDATE myxo_jobs AS job
 SET worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
@@ -108,7 +111,7 @@ CLAIMS = {
         suspects="0"
         if on_suspect == "skip"
         else "count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING)",
-        takes_first=0 if on_suspect == "stop" else 1,
+        takes_first="bereft" if on_suspect == "stop" else "true",
         key="job.key" if told else "NULL",
         created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
     )

@@ -59,7 +59,7 @@ ORDER BY priority DESC LIMIT 1
 # `created_at` as the text it is: Django's converter would drop that it is UTC.
 FREE = f"""
 SELECT id, coalesce(again, payload), key, CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
-    created_at || '', lease_until IS NOT NULL, due || ''
+    created_at || '', lease_until IS NOT NULL, due || '', instr(worker, '/') > 0
 FROM myxo_jobs
 WHERE topic = ? AND priority = ? AND due >= ? AND {WAITING} AND due <= {NOW}
     AND (lease_until IS NULL OR lease_until <= ?)
@@ -240,7 +240,7 @@ class SQLite(Database):
                 if found:
                     seen.append((priority, found[0][6]))
                     taken += found
-            taken = _up_to_a_suspect(taken, takes_it=on_suspect == "take")
+            taken = _up_to_a_suspect(taken, takes_any=on_suspect == "take")
             raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
         return Claimed([row[:6] for row in taken], seen)
 
@@ -340,11 +340,14 @@ def _now(connection: BaseDatabaseWrapper) -> str:
     return now
 
 
-def _up_to_a_suspect(rows: list[Any], *, takes_it: bool) -> list[Any]:
-    """Return the rows before the first suspect, or that one alone if it comes first."""
+def _up_to_a_suspect(rows: list[Any], *, takes_any: bool) -> list[Any]:
+    """Return the rows before the first suspect, or that one alone if it comes first.
+
+    Unless `takes_any`, it must be known that its worker is dead.
+    """
     for place, row in enumerate(rows):
         if row[5]:
-            return rows[: place or takes_it]
+            return rows[: place or (takes_any or row[7])]
     return rows
 
 

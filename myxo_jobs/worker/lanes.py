@@ -41,6 +41,8 @@ class Lane:
         self.suspects_after = 0.0
         self.suspects_asked_at = 0.0
         self.claims_after = 0.0
+        # Until when suspects have to wait whose workers may live; so asked for none.
+        self.stopped_until = 0.0
         # Whether it found one when it last asked for some: others may follow.
         self.found_suspect = False
         self.in_hand = 0

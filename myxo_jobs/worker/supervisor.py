@@ -351,6 +351,9 @@ class Supervisor:
             | queue.charge_timeouts(connection, timed_out)
             | queue.charge_deaths(connection, killed, death.cause)
         )
+        if suspects or killed:
+            for other in self._children.values():
+                other.board.tell_of_suspects()
         # Idle workers look at once: what was given back is due.
         database_of(connection).notify(connection, [])
         rest = [claim for claim in held if claim.held[0] not in settled]

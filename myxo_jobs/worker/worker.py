@@ -229,7 +229,7 @@ class Worker:
             and not self._ended
             and self._settling.is_empty()
             and self._outage_since is None
-            and self._looked_at >= self._suspects.next_at
+            and all(self._looked_at >= moment for moment in self._suspects_follow_at())
         )
 
     def _turn(self) -> None:
@@ -256,8 +256,7 @@ class Worker:
             return 0.0  # told since the turn began, and the wake-up was cleared then
         now = time.monotonic()
         moments = [self._next_look]
-        if self._suspects.next_at > now:
-            moments.append(self._suspects.next_at)
+        moments += [moment for moment in self._suspects_follow_at() if moment > now]
         for lane in self._lanes.values():
             if lane.hopeful and self._room(lane, now):
                 return 0.0
@@ -337,7 +336,9 @@ class Worker:
     def _look(self) -> None:
         """Ask once for all topics which have something due."""
         now = time.monotonic()
-        others_may_follow = self._looked_at < self._suspects.next_at <= now
+        others_may_follow = any(
+            self._looked_at < moment <= now for moment in self._suspects_follow_at()
+        )
         if now < self._next_look and not others_may_follow:
             return
         self._looked_at = now
@@ -349,15 +350,15 @@ class Worker:
         found = self._database.look(self._own(), floors, self.poll)
         looked = time.monotonic()
         for lane in lanes:
+            lane.floors.passed(floors[lane.handler.topic], [], began=now, ended=looked)
             wait = found.get(lane.handler.topic, math.inf)
             if wait <= 0:
-                # The full pass that found it is left to the claim: one from a floor
-                # would pass it by.
                 lane.hopeful = True
-                continue
-            lane.floors.passed(floors[lane.handler.topic], [], began=now, ended=looked)
-            self._look_in(wait, now)
-            self._look_when_in_doubt(lane)
+                if floors[lane.handler.topic] is None:
+                    lane.floors.forget()  # what was found may stand before the floors
+            else:
+                self._look_in(wait, now)
+                self._look_when_in_doubt(lane)
         if now < self._look_on_until:
             self._look_in(LOOK_ON_EVERY_SECONDS, now)
 
@@ -369,6 +370,9 @@ class Worker:
             self._next_look = min(self._next_look, lane.floors.full_at)
 
     def _claim(self) -> None:
+        if self._board is not None and self._board.hears_of_suspects():
+            for lane in self._lanes.values():
+                lane.suspects_asked_at = lane.stopped_until = 0.0
         for lane in self._lanes.values():
             if self._stopping or self.worn:
                 return
@@ -431,20 +435,25 @@ class Worker:
             self._board.claiming(False)
         if len(claims) < room:
             self._look_when_in_doubt(lane)
-        if on_suspect == "stop":
-            self._suspects.not_before(self._writes.had_time_at())
-        if on_suspect != "skip":
-            lane.found_suspect = bool(claims) and claims[0].suspect
-            if not lane.found_suspect:
+        found_suspect = bool(claims) and claims[0].suspect
+        if on_suspect == "stop" and not found_suspect:
+            lane.stopped_until = self._writes.had_time_at()
+            lane.hopeful = True  # until then, the next claim takes what stands behind them
+        elif on_suspect != "skip":
+            lane.found_suspect = found_suspect
+            if not found_suspect:
                 lane.suspects_asked_at = now
         return claims
 
     def _on_suspect(self, lane: Lane, now: float) -> OnSuspect:
-        if not lane.has_free_slot() or not self._suspects_allowed(lane, now):
+        may_claim = self._suspects_allowed(lane, now) and self._suspects.may_claim(now)
+        if not lane.has_free_slot() or not may_claim:
             return "skip"
-        if not self._writes.had_time(now):
-            return "stop"
-        return "take" if self._suspects.may_claim(now) else "skip"
+        return "take" if self._writes.had_time(now) else "stop"
+
+    def _suspects_follow_at(self) -> list[float]:
+        """Return moments from which suspects can be claimed that could not before."""
+        return [self._suspects.next_at, *(lane.stopped_until for lane in self._lanes.values())]
 
     def _suspects_allowed(self, lane: Lane, now: float) -> bool:
         # After an outage the living holders renew first: what looks expired then is
@@ -452,7 +461,7 @@ class Worker:
         # without that anybody else holds it.
         return (
             self._outage_since is None
-            and now >= lane.suspects_after
+            and now >= max(lane.suspects_after, lane.stopped_until)
             and not self._keeper.has_locked
         )
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -19,6 +22,7 @@ from tests.chaos.jobs import (
     POISONS,
     AsyncHang,
     Dirt,
+    Frozen,
     Hang,
     Leak,
     Litter,
@@ -28,6 +32,8 @@ from tests.chaos.jobs import (
 from tests.chaos.oracle import Put
 from tests.chaos.rig import POSTGRES, Rig, Tree, level_of, short_work
 from tests.chaos.scenario import scenario
+
+FROZEN_SECONDS = 8.0
 
 
 @scenario("F22", "handlers that end their process: segfault, exit, abort, stack overflow, kill")
@@ -82,8 +88,14 @@ def handlers_leak(rig: Rig) -> None:
     "F24", "handlers that never end: in Python, a lock, C that keeps the interpreter, the kernel"
 )
 def handlers_hang(rig: Rig) -> None:
-    alone = rig.start_workers("--grace", "2")
-    rig.start_workers("--grace", "2", processes=2)
+    with _disk(rig) as disk:
+        _hang(rig, disk)
+
+
+def _hang(rig: Rig, disk: Path | None) -> None:
+    environment = {"MYXO_CHAOS_DISK": str(disk)}
+    alone = rig.start_workers("--grace", "2", **environment)
+    rig.start_workers("--grace", "2", processes=2, **environment)
     rig.put_steadily(rate=30.0)
     rig.warm_up()
     hangs = []
@@ -95,8 +107,43 @@ def handlers_hang(rig: Rig) -> None:
             number = rig.oracle.number()
             request = AsyncHang(number) if how == "in the loop" else Hang(number, how)
             hangs.append(rig.oracle.put(request))
+        if disk is not None:
+            _freeze(rig, disk)
         rig.wait_until_drained()
     rig.bites = _check_failed(rig, hangs, HANG_ATTEMPTS, "JobTimeout")
+
+
+@contextmanager
+def _disk(rig: Rig) -> Iterator[Path | None]:
+    """Mount a disk that can be frozen; None where this machine does not permit that."""
+    image, folder = rig.folder / "image", rig.folder / "disk"
+    folder.mkdir()
+    try:
+        for command in (["truncate", "-s", "16M"], ["mkfs.ext4", "-q"]):
+            subprocess.run([*command, image], check=True)
+        subprocess.run(["mount", "-o", "loop", image, folder], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        rig.notes.append(f"no disk can be frozen here: {error}")
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def _freeze(rig: Rig, disk: Path) -> None:
+    """Freeze the disk for longer than a timeout, the grace and what follows it, and a lease."""
+    subprocess.run(["fsfreeze", "-f", disk], check=True)
+    try:
+        puts = [rig.oracle.put(Frozen(rig.oracle.number())) for _ in range(2)]
+        ids = {put.job_id for put in puts}
+        rig.wait_until(
+            lambda: ids <= {line.job for line in rig.begun()}, because="jobs meet the frozen disk"
+        )
+        time.sleep(FROZEN_SECONDS)
+    finally:
+        subprocess.run(["fsfreeze", "-u", disk], check=True)
 
 
 @scenario("F25", "handlers that change what belongs to the whole process, or raise what ends it")

@@ -92,8 +92,12 @@ class Tree:
 
     def children(self) -> list[int]:
         """Return the pids of its worker processes."""
-        with suppress(psutil.NoSuchProcess):
-            return [child.pid for child in psutil.Process(self.pid).children()]
+        # psutil would read the state of every process of the machine.
+        with suppress(OSError):
+            return [
+                int(pid)
+                for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            ]
         return []
 
     def descendants(self) -> list[int]:
@@ -299,7 +303,7 @@ class Rig:
         self.oracle.stop()
         began = time.monotonic()
         self.wait_until(self._is_drained, because="the queue drains", within=self.drain_seconds)
-        others = [note for note in self.notes if not note.startswith("drained")]
+        others = [note for note in self.notes if not note.startswith("drained in ")]
         self.notes = [*others, f"drained in {time.monotonic() - began:.1f} s"]
 
     def _is_drained(self) -> bool:

@@ -43,7 +43,7 @@ def run(order: Order) -> None:
         from django.core.management import call_command
 
         call_command("migrate", verbosity=0)
-        from tests.chaos import invariants
+        from tests.chaos import invariants, kills
         from tests.chaos.catalogue import SCENARIOS
         from tests.chaos.rig import NotPossibleError, Rig
 
@@ -52,7 +52,7 @@ def run(order: Order) -> None:
         if server is not None:
             rig.server = server
         try:
-            SCENARIOS[order.fault].inject(rig)
+            {**SCENARIOS, **kills.SCENARIOS}[order.fault].inject(rig)
         except NotPossibleError as error:
             report = invariants.Report(
                 order.fault, order.database, order.seed, 0, 0, 0, 0, None, [], obstacle=str(error)
