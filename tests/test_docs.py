@@ -29,6 +29,7 @@ from django.db.utils import ConnectionHandler
 import myxo_jobs
 from myxo_jobs import CALLER, Jobs, Run, checks, errors, job, queue, testing
 from myxo_jobs.conf import Settings
+from myxo_jobs.databases.postgres import NOTICE_A_DEAD_NETWORK
 from myxo_jobs.management.commands.runjobs import Command
 from myxo_jobs.models import Job
 from tests.docs.pages import (
@@ -62,6 +63,7 @@ RUN_ELSEWHERE = {
 }
 # Their settings are of databases that are not the one under test.
 POSTGRESQL_PAGE = DOCS / "how-to/use-postgresql.md"
+OTHER_HOST_PAGE = DOCS / "how-to/use-a-database-on-another-host.md"
 SQLITE_PAGE = DOCS / "how-to/use-sqlite.md"
 
 
@@ -75,6 +77,10 @@ def place_elsewhere(block: Block) -> str | None:
         return "test_the_drawings_show_the_steps_that_there_are"
     if block.page == POSTGRESQL_PAGE and block.file:
         return "test_the_databases_that_the_postgresql_page_shows_are_ones_that_django_takes"
+    if block.page == OTHER_HOST_PAGE and block.file:
+        return (
+            "test_the_page_on_another_host_asks_of_every_connection_what_the_worker_asks_of_its_own"
+        )
     if block.page == SQLITE_PAGE and block.file:
         return "test_the_database_that_the_sqlite_page_shows_is_as_the_checks_advise"
     if block.page.name == "contributing.md":
@@ -336,6 +342,17 @@ def test_the_databases_that_the_postgresql_page_shows_are_ones_that_django_takes
     for database in shown:
         assert database.get_connection_params()["dbname"] == "mysite"
     assert shown[-1].pool.max_size == 20  # type: ignore[attr-defined]
+
+
+def test_the_page_on_another_host_asks_of_every_connection_what_the_worker_asks_of_its_own():
+    one, both = (database.get_connection_params() for database in databases_in(OTHER_HOST_PAGE))
+
+    assert NOTICE_A_DEAD_NETWORK.items() <= one.items()
+    assert both["host"].count(",") == 1
+    assert both["target_session_attrs"] == "read-write"
+    for name, value in re.findall(r"^(tcp_\w+) = (\d+)", OTHER_HOST_PAGE.read_text(), re.MULTILINE):
+        ours = NOTICE_A_DEAD_NETWORK[name.replace("tcp_keepalives", "keepalives")]
+        assert int(value) == ours or int(value) * 1000 == ours
 
 
 def test_every_runjobs_in_the_docs_has_options_that_there_are():

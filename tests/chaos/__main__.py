@@ -38,7 +38,7 @@ def main() -> None:
     arguments = _arguments()
     if arguments.list:
         for one in SCENARIOS.values():
-            print(f"{one.fault:4} {', '.join(one.databases):17} {one.what}")
+            print(f"{one.fault:7} {', '.join(one.databases):17} {one.what}")
         return
     seed = arguments.seed
     if seed is None:
@@ -149,7 +149,7 @@ class Suite:
             f"{report.verdict} in {took:.0f} s, {', '.join(report.notes)}",
             *report.violations,
         ]
-        if report.verdict == "passed":
+        if report.verdict == "passed" or report.obstacle:
             shutil.rmtree(folder)
         else:
             lines.append(f"evidence in {folder}")

@@ -1,12 +1,42 @@
 """All scenarios."""
 
-from tests.chaos import callers, database, handlers, processes, sqlite
+from tests.chaos import (
+    callers,
+    clocks,
+    database,
+    disks,
+    handlers,
+    hosts,
+    processes,
+    sqlite,
+    standby,
+)
 from tests.chaos.scenario import SCENARIOS as FOUND
 from tests.chaos.scenario import Scenario
 
-__all__ = ["CI", "SCENARIOS", "Scenario", "callers", "database", "handlers", "processes", "sqlite"]
+__all__ = [
+    "CI",
+    "SCENARIOS",
+    "Scenario",
+    "callers",
+    "clocks",
+    "database",
+    "disks",
+    "handlers",
+    "hosts",
+    "processes",
+    "sqlite",
+    "standby",
+]
 
-SCENARIOS = {fault: FOUND[fault] for fault in sorted(FOUND, key=lambda name: int(name[1:]))}
+
+def _place(name: str) -> tuple[bool, int]:
+    """Return the place of a scenario in the list: by number, those with a name last."""
+    is_number = name[1:].isdigit()
+    return (not is_number, int(name[1:]) if is_number else 0)
+
+
+SCENARIOS = {fault: FOUND[fault] for fault in sorted(FOUND, key=_place)}
 
 # What runs before every change is accepted.
 CI = ["F1", "F4", "F5", "F7", "F22", "F28", "F29", "F30", "F34", "F42"]

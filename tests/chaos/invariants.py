@@ -79,9 +79,13 @@ class Report(msgspec.Struct, frozen=True):
     failed_unrun: int = 0
     unexplained: int = 0
     median_recovery: float | None = None
+    # Why this machine did not let the fault be injected.
+    obstacle: str = ""
 
     @property
     def verdict(self) -> str:
+        if self.obstacle:
+            return f"not possible here: {self.obstacle}"
         if self.violations:
             return "FAILED"
         return "passed" if self.bites else "void"
@@ -198,7 +202,8 @@ class Check:
         self._violate("I1 wait without a reason", waiting)
 
     def _nothing_rolled_back_ran(self) -> None:
-        numbers = {put.number for put in self._puts.values() if put.outcome == "rolled back"}
+        turned_back = ("rolled back", "refused")
+        numbers = {put.number for put in self._puts.values() if put.outcome in turned_back}
         ran = [runs[0] for runs in self._runs.values() if runs[0].number in numbers]
         self._violate("I2 ran though rolled back", ran)
         there = [row for row in self._rows.values() if row["number"] in numbers]

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from django.db import connection
 
-from myxo_jobs import GiveUp, Run, job
+from myxo_jobs import GiveUp, Jobs, Run, job
 from tests.chaos import zoo
 from tests.ledger import VARIABLE, Line
 
@@ -192,6 +192,23 @@ class Once(msgspec.Struct, frozen=True):
 def once(request: Once, run: Run) -> None:
     with recorded(request.number, run):
         time.sleep(request.seconds)
+
+
+RELAYED = 10_000_000  # is added to the number of the request that is put
+
+
+class Relay(msgspec.Struct, frozen=True):
+    """Put a job that is due after some seconds."""
+
+    number: int
+    delay: float
+
+
+@job(Relay, workers=2, lease=LEASE, atomic=True)
+def relay(request: Relay, run: Run) -> None:
+    with recorded(request.number, run):
+        write("relay", str(request.number), run, request.delay)
+        Jobs().put(Work(RELAYED + request.number), delay=request.delay)
 
 
 class Leak(msgspec.Struct, frozen=True):

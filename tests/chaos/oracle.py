@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
+import psycopg
 from django.db import DatabaseError, InterfaceError, connection, transaction
 
 from myxo_jobs import Jobs
 
-Outcome = Literal["acknowledged", "rolled back", "unknown", "key was there"]
+Outcome = Literal["acknowledged", "rolled back", "refused", "unknown", "key was there"]
 Make = Callable[[int, random.Random], msgspec.Struct]
 
 ROLLBACKS = 0.1
@@ -33,6 +35,14 @@ class Put(msgspec.Struct, frozen=True):
 
 class _TurnBackError(Exception):
     """What turns a transaction back."""
+
+
+def _is_disk_full(error: Exception) -> bool:
+    """Tell whether the database has refused a write for want of space: then nothing is there."""
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        return cause.sqlite_errorcode == sqlite3.SQLITE_FULL
+    return isinstance(cause, psycopg.errors.DiskFull)
 
 
 class Oracle:
@@ -70,7 +80,8 @@ class Oracle:
         try:
             job_id = self._jobs.put(request, **options)
         except (DatabaseError, InterfaceError) as error:
-            return self._note(request, "unknown", None, error)
+            outcome: Outcome = "refused" if _is_disk_full(error) else "unknown"
+            return self._note(request, outcome, None, error)
         return self._note(request, "key was there" if job_id is None else "acknowledged", job_id)
 
     def put_in_a_block(
@@ -91,6 +102,8 @@ class Oracle:
         except (DatabaseError, InterfaceError) as error:
             # Unless the commit was under way the transaction ended with its connection.
             outcome: Outcome = "unknown" if was_put and not rolls_back else "rolled back"
+            if _is_disk_full(error):
+                outcome = "refused"
             return self._note(request, outcome, job_id, error)
         return self._note(request, "key was there" if job_id is None else "acknowledged", job_id)
 
@@ -117,7 +130,7 @@ class Oracle:
                 put = self.put_in_a_block(request, rolls_back=draw < ROLLBACKS)
             else:
                 put = self.put(request)
-            if put.outcome == "unknown" or put.outcome == "rolled back":
+            if put.outcome in ("unknown", "refused", "rolled back"):
                 following = max(following, time.monotonic() - 1)
             following += pause * chance.uniform(0.5, 1.5)
             self._stopped.wait(max(following - time.monotonic(), 0.0))

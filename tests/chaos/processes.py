@@ -36,6 +36,7 @@ from tests.chaos.rig import (
     Loss,
     Rig,
     Tree,
+    as_user,
     busy_work,
     mixed_work,
     short_work,
@@ -365,8 +366,10 @@ def _of_users_of_their_own(rig: Rig) -> list[Tree]:
     """Start workers as users who are not root, whom no limit of threads meets."""
     first = 61_000 + os.getpid() % 1_000 * 2
     return [
-        rig.start_workers(user=first),
-        rig.start_workers("--topics", "chaos.Work,chaos.Long", processes=2, user=first + 1),
+        rig.start_workers(inside=as_user(first)),
+        rig.start_workers(
+            "--topics", "chaos.Work,chaos.Long", processes=2, inside=as_user(first + 1)
+        ),
     ]
 
 
@@ -407,7 +410,7 @@ def _take_threads(rig: Rig, alone: Tree, supervised: Tree) -> None:
 def _limit_threads(tree: Tree, count: int) -> None:
     """Let a tree's user have so many threads, as far as its first process is asked."""
     command = ["prlimit", "--pid", str(tree.pid), f"--nproc={count}:"]
-    subprocess.run([*tree.prefix, *command], check=True)
+    subprocess.run([*tree.inside, *command], check=True)
 
 
 def _take_descriptors(rig: Rig, tree: Tree) -> None:

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -31,6 +31,10 @@ ROOT = Path(__file__).parents[2]
 Kind = Literal["kill", "stop", "outage", "grace over"]
 
 POSTGRES, SQLITE = "postgres", "sqlite"
+
+
+class NotPossibleError(Exception):
+    """This machine does not let a fault be injected; the message says why."""
 
 
 class Loss(msgspec.Struct):
@@ -52,19 +56,19 @@ class Tree:
         options: tuple[str, ...],
         log: Path,
         environment: dict[str, str],
-        user: int | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         self.options = options
-        self.prefix = [] if user is None else _as_user(user)
         self.log_file = log
         self._environment = environment
+        self.inside = inside
         self._log = log.open("ab")
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again after its end."""
         self._process = subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", "django", "runjobs", *self.options],
+            [*self.inside, sys.executable, "-m", "django", "runjobs", *self.options],
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -157,6 +161,8 @@ class Rig:
         self.violations: list[str] = []
         self.recoveries: list[float] = []
         self.notes: list[str] = []
+        # What is undone at the end, when the workers are gone: networks, mounts, groups.
+        self.surroundings = ExitStack()
         # Bites that the scenario has counted itself; None: interrupted runs are counted.
         self.bites: int | None = None
         # Lines of PostgreSQL's log, as regular expressions, that the fault explains.
@@ -188,17 +194,19 @@ class Rig:
         *options: str,
         processes: int = 0,
         wait: bool = True,
-        user: int | None = None,
+        inside: Sequence[str] = (),
+        log: Path | None = None,
         **environment: str,
     ) -> Tree:
         """Start `runjobs`, with so many processes under a supervisor or alone.
 
-        `user` is the number of a user who need not exist.
+        `inside` is a command that starts another one somewhere or as somebody else, as
+        `ip netns exec` does.
         """
         if processes:
             options = ("--processes", str(processes), *options)
-        log = self.folder / f"runjobs-{len(self.trees) + len(self.retired) + 1}.log"
-        tree = Tree(options, log, worker_environment(**environment), user)
+        usual = self.folder / f"runjobs-{len(self.trees) + len(self.retired) + 1}.log"
+        tree = Tree(options, log or usual, worker_environment(**environment), inside)
         self.trees.append(tree)
         if wait:
             self.wait_for_start(tree, tree.processes)
@@ -239,9 +247,10 @@ class Rig:
             tree.kill()
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill what still runs, and undo what was done to the machine."""
         for tree in self.trees:
             tree.kill()
+        self.surroundings.close()
 
     def put_steadily(self, rate: float | None = None, make: Make | None = None) -> None:
         """Let the oracle put jobs, short ones unless `make` says otherwise, and warm up."""
@@ -403,7 +412,7 @@ class Rig:
         return [line for line in decoded if line.event == "begin"]
 
 
-def _as_user(number: int) -> list[str]:
+def as_user(number: int) -> list[str]:
     """Return what runs a command as a user who need not exist, and who may read all files."""
     may_read = "-all,+dac_override,+dac_read_search"
     capabilities = [f"--inh-caps={may_read}", f"--ambient-caps={may_read}"]

@@ -45,7 +45,7 @@ def run(order: Order) -> None:
         call_command("migrate", verbosity=0)
         from tests.chaos import invariants, kills
         from tests.chaos.catalogue import SCENARIOS
-        from tests.chaos.rig import Rig
+        from tests.chaos.rig import NotPossibleError, Rig
 
         rig = Rig(order.fault, order.database, order.seed, order.seconds, Path(order.folder))
         stack.callback(rig.end)
@@ -53,6 +53,12 @@ def run(order: Order) -> None:
             rig.server = server
         try:
             {**SCENARIOS, **kills.SCENARIOS}[order.fault].inject(rig)
+        except NotPossibleError as error:
+            report = invariants.Report(
+                order.fault, order.database, order.seed, 0, 0, 0, 0, None, [], obstacle=str(error)
+            )
+            order.report.write_bytes(msgspec.json.encode(report))
+            return
         finally:
             rig.oracle.stop()
         rig.wait_until_drained()
@@ -75,6 +81,7 @@ def _choose_database(order: Order, stack: ExitStack) -> Server | None:
         return None
     server = Server(Path(order.template))
     stack.callback(server.remove)
+    stack.callback(lambda: Path(order.folder, "server.log").write_text(server.log()))
     server.start()
     os.environ["MYXO_TEST_POSTGRES"] = server.url
     return server

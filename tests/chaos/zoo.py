@@ -71,6 +71,8 @@ ANIMALS: dict[str, Callable[[], None]] = {
     "generator exit": _raise(GeneratorExit),
     "base": _raise(lambda: BaseException("base")),
     "empty": _raise(ValueError),
+    # Takes its room in the table, since nothing compresses it.
+    "noise": _raise(lambda: ValueError(os.urandom(8_000).hex())),
     # Not for its text: a constraint that the scenario adds refuses the row.
     "refused": _raise(lambda: ValueError(REFUSED)),
 }

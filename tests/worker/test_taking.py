@@ -17,7 +17,7 @@ from myxo_jobs import Jobs, Run, Snooze, job
 from myxo_jobs.models import Job
 from myxo_jobs.testing import Worker
 from myxo_jobs.worker.board import Board
-from tests.rig import make_job, wait_until
+from tests.rig import ago, make_job, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -106,6 +106,22 @@ def test_a_worker_wakes_for_a_job_that_sql_made_due(worker):
 
 
 # -- in order -----------------------------------------------------------------
+
+
+def test_an_idle_worker_starts_what_comes_to_stand_before_all_that_it_has_seen(worker):
+    started: list[str] = []
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None:
+        started.append(request.name)
+
+    worker(topics=["t.Task"], poll=0.2)
+    jobs.put(Task("the first"))
+    wait_until(lambda: started, because="it has seen one")
+    for place in range(2, 12):
+        time.sleep(0.3)  # it has nothing to do, and looks now and then
+        make_job("t.Task", payload='{"name": "earlier"}', due=ago(100 + place))
+        wait_until(lambda: len(started) == place, because="an earlier one starts", within=3)  # noqa: B023
 
 
 def test_jobs_of_one_slot_start_by_priority_and_then_in_the_order_of_their_puts(worker):
