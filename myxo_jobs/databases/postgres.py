@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import select
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, get_args
@@ -32,7 +33,8 @@ from myxo_jobs.databases.base import (
 from myxo_jobs.databases.floors import Floor
 
 CHANNEL = "myxo_jobs"
-PROBE = "probe:"
+PROBE_CHANNEL = "myxo_jobs_probe"
+PROBE_SECONDS = 2.0
 NOTIFY_BYTES = 7_900  # a notification carries less than 8,000 bytes (NOTIFY, PostgreSQL manual)
 ROWS_A_STATEMENT = 5_000
 
@@ -421,32 +423,47 @@ class PostgreSQLListener(Listener):
         self._database = database
         self._alias = alias
         self._connection = database.open(alias)
-        with self._connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {CHANNEL}")
 
     def wait(self, seconds: float) -> set[str] | None:
         topics: set[str] = set()
         for payload in self._payloads(seconds):
             if not payload:
                 return None
-            if not payload.startswith(PROBE):
-                topics.update(payload.split(","))
+            topics.update(payload.split(","))
         return topics
 
     def hears(self) -> bool:
-        probe = PROBE + secrets.token_hex(8)
+        # By a channel of its own: what a pooler's session was once told to listen to, it
+        # hears for ever, and brings to whoever uses it next.
+        self._execute(f"LISTEN {PROBE_CHANNEL}")
+        probe = secrets.token_hex(8)
         other = self._database.open(self._alias)
         try:
-            self._database.notify(other, [probe])
+            with other.cursor() as cursor:
+                cursor.execute("SELECT pg_notify(%s, %s)", [PROBE_CHANNEL, probe])
         finally:
             other.close()
-        # Any wake-up proves it, also one of a put that came first.
-        return bool(self._payloads(2.0))
+        heard = self._hears_of(probe)
+        self._execute(f"UNLISTEN {PROBE_CHANNEL}")
+        if heard:
+            self._execute(f"LISTEN {CHANNEL}")
+        return heard
+
+    def _hears_of(self, probe: str) -> bool:
+        deadline = time.monotonic() + PROBE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            if probe in self._payloads(left):  # others may prove themselves, too
+                return True
+        return False
 
     def _payloads(self, seconds: float) -> list[str]:
         with self._connection.wrap_database_errors:
             heard = self._connection.connection.notifies(timeout=seconds, stop_after=1)
             return [notification.payload for notification in heard]
+
+    def _execute(self, statement: str) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
 
     def close(self) -> None:
         self._connection.close()
