@@ -20,7 +20,14 @@ from psycopg.rows import dict_row
 
 PORT = 6432  # a part of the socket's name: it listens on no address
 START_SECONDS = 10.0
+STOP_SECONDS = 2.0
 ADMIN = "admin"  # who may give orders at its console
+
+
+def find() -> str | None:
+    """Return where pgbouncer is installed, None where it is not."""
+    # Debian has it beside what only root calls, which others need not have in their path.
+    return shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
 
 
 def command(url: str, words: str) -> list[dict[str, Any]]:
@@ -53,12 +60,14 @@ def pgbouncer(server: str, **settings: Any) -> Iterator[str]:
 class Pgbouncer:
     """One that the tests start, stop and kill; its clients come by a socket in its folder.
 
+    As root it runs as whoever owns the server's socket.
     `settings` replace those of a pool of three connections for each database.
     """
 
+    port = PORT
+
     def __init__(self, server: str, **settings: Any) -> None:
-        # Debian has it beside what only root calls, which others need not have in their path.
-        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        program = find()
         if program is None:
             raise RuntimeError("pgbouncer is not installed: apt-get install pgbouncer")
         self._program = program
@@ -70,7 +79,7 @@ class Pgbouncer:
         if self._user is not None:
             shutil.chown(self.folder, self._user)
         self._process: subprocess.Popen[bytes] | None = None
-        self._configure(settings)
+        self.configure(**settings)
 
     @property
     def url(self) -> str:
@@ -101,7 +110,8 @@ class Pgbouncer:
         host = str(self._server.get("host", ""))
         return Path(host).owner() if host.startswith("/") else "nobody"
 
-    def _configure(self, settings: dict[str, Any]) -> None:
+    def configure(self, **settings: Any) -> None:
+        """Write its file of settings, for its next start."""
         usual = {
             "pool_mode": "transaction",
             "default_pool_size": 3,
@@ -146,10 +156,14 @@ class Pgbouncer:
                 return
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it by a signal, and wait until it has ended."""
+        """End it by a signal; from 1.23 on it waits for its clients after SIGTERM, in vain."""
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def command(self, words: str) -> list[dict[str, Any]]:
         """Say something at its console; see `command`."""

@@ -1,10 +1,20 @@
 """All scenarios."""
 
-from tests.chaos import callers, database, handlers, processes, sqlite
+from tests.chaos import callers, database, handlers, pooler, processes, sqlite
 from tests.chaos.scenario import SCENARIOS as FOUND
 from tests.chaos.scenario import Scenario
 
-__all__ = ["CI", "SCENARIOS", "Scenario", "callers", "database", "handlers", "processes", "sqlite"]
+__all__ = [
+    "CI",
+    "SCENARIOS",
+    "Scenario",
+    "callers",
+    "database",
+    "handlers",
+    "pooler",
+    "processes",
+    "sqlite",
+]
 
 SCENARIOS = {fault: FOUND[fault] for fault in sorted(FOUND, key=lambda name: int(name[1:]))}
 

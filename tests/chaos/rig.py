@@ -150,6 +150,8 @@ class Rig:
         self.run_again: set[int] = set()
         # Topics whose jobs nobody runs, and so may wait at the end.
         self.unhandled: set[str] = set()
+        # What is to be done once everything was looked at.
+        self.at_end: list[Callable[[], None]] = []
         # How long the queue may take to drain, once the faults are over.
         self.drain_seconds = 60.0
         self._server: Server | None = None
@@ -223,6 +225,8 @@ class Rig:
         """Kill what still runs."""
         for tree in self.trees:
             tree.kill()
+        for act in self.at_end:
+            act()
 
     def put_steadily(self, rate: float | None = None, make: Make | None = None) -> None:
         """Let the oracle put jobs, short ones unless `make` says otherwise, and warm up."""
@@ -271,7 +275,7 @@ class Rig:
         self.oracle.stop()
         began = time.monotonic()
         self.wait_until(self._is_drained, because="the queue drains", within=self.drain_seconds)
-        self.notes = [f"drained in {time.monotonic() - began:.1f} s"]
+        self.notes.append(f"drained in {time.monotonic() - began:.1f} s")
 
     def _is_drained(self) -> bool:
         from myxo_jobs.models import Job
