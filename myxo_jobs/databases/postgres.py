@@ -12,6 +12,7 @@ import select
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 import psycopg
@@ -57,6 +58,9 @@ NEXT_PRIORITY = f"""
 CLAIMABLE = f"""
     {WAITING} AND due <= statement_timestamp()
     AND (lease_until IS NULL OR lease_until <= statement_timestamp())"""
+# A pooler may hold a claim back, and with it every renewal: what has ended by the time it
+# lets them through may belong to the living.
+CLAIMABLE_WHEN_SENT = f"{CLAIMABLE} AND (lease_until IS NULL OR lease_until <= %(sent)s)"
 FRESH = f"{WAITING} AND due <= statement_timestamp() AND lease_until IS NULL"
 
 # Where a claim begins at each priority, the highest first.
@@ -74,6 +78,7 @@ LEVELS_GIVEN = """level AS (
 
 # Rows keep the order in which the levels give them: a nested loop over them in their
 # order, each read along the index.
+EPOCH = "extract(epoch FROM statement_timestamp())::float8"
 CLAIM = f"""
 WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (
@@ -101,12 +106,13 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}}, taken.susp
     CASE WHEN taken.place = 1 THEN (
         SELECT json_agg(json_build_array(priority, due))
         FROM (SELECT priority, min(due) AS due FROM free GROUP BY priority) AS first
-    ) END
+    ) END,
+    {EPOCH}
 """
 CLAIMS = {
     (on_suspect, told, floored): CLAIM.format(
         levels=LEVELS_GIVEN if floored else LEVELS_FOUND,
-        claimable=FRESH if on_suspect == "skip" else CLAIMABLE,
+        claimable=FRESH if on_suspect == "skip" else CLAIMABLE_WHEN_SENT,
         suspects="0"
         if on_suspect == "skip"
         else "count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING)",
@@ -135,7 +141,7 @@ level AS (
         %(floored)s::text[], %(priorities)s::smallint[], %(floors)s::timestamptz[]
     )
 )
-SELECT level.topic, min(found.wait) FROM level CROSS JOIN LATERAL (
+SELECT level.topic, min(found.wait), {EPOCH} FROM level CROSS JOIN LATERAL (
     (SELECT 0.0 AS wait FROM myxo_jobs
      WHERE topic = level.topic AND priority = level.priority AND due >= level.floor
         AND {CLAIMABLE}
@@ -230,12 +236,45 @@ NOTICE_A_DEAD_NETWORK = {
 }
 
 
+# A statement that took longer may have been held back on its way to the server.
+PROMPT_SECONDS = 0.2
+
+
+class Clocks:
+    """The servers' clocks, as their last answers told them.
+
+    So it is known without asking when, by the server's clock, a statement was sent.
+    """
+
+    def __init__(self) -> None:
+        # For each alias, how many seconds it is ahead of this process's monotonic clock.
+        self._ahead: dict[str, float] = {}
+
+    def learn(self, connection: BaseDatabaseWrapper, epoch: float, began: float) -> None:
+        """Take note of the server's time in the answer to a statement that began then."""
+        now = time.monotonic()
+        at = began if now - began <= PROMPT_SECONDS else now
+        self._ahead[connection.alias] = epoch - at
+
+    def moment(self, connection: BaseDatabaseWrapper, at: float) -> datetime:
+        """Return the server's time at a moment of the monotonic clock."""
+        if connection.alias not in self._ahead:
+            began = time.monotonic()
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT {EPOCH}")
+                self.learn(connection, cursor.fetchone()[0], began)
+        return datetime.fromtimestamp(self._ahead[connection.alias] + at, UTC)
+
+
 class PostgreSQL(Database):
     own_options = NOTICE_A_DEAD_NETWORK
     sends_wakeups = True
     can_write_beside = True
     now = "statement_timestamp()"
     waiting = WAITING
+
+    def __init__(self) -> None:
+        self._clocks = Clocks()
 
     def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
         raw = connection.connection
@@ -325,13 +364,18 @@ class PostgreSQL(Database):
         told: bool,
         floors: Sequence[Floor] | None,
     ) -> Claimed:
+        began = time.monotonic()
         values: dict[str, Any] = {"topic": topic, "limit": limit, "lease": lease, "token": token}
+        if on_suspect != "skip":
+            values["sent"] = self._clocks.moment(connection, began)
         if floors is not None:
             values["priorities"] = [priority for priority, _ in floors]
             values["floors"] = [due for _, due in floors]
         with connection.cursor() as cursor:
             cursor.execute(CLAIMS[on_suspect, told, floors is not None], values)
             rows = cursor.fetchall()
+        if rows:
+            self._clocks.learn(connection, rows[0][8], began)
         rows.sort(key=lambda row: row[6])
         return Claimed([row[:6] for row in rows], rows[0][7] if rows else [])
 
@@ -353,9 +397,13 @@ class PostgreSQL(Database):
             "floors": [due for _, _, due in given],
             "horizon": horizon,
         }
+        began = time.monotonic()
         with connection.cursor() as cursor:
             cursor.execute(LOOK, values)
-            return {topic: float(wait) for topic, wait in cursor.fetchall()}
+            rows = cursor.fetchall()
+        if rows:
+            self._clocks.learn(connection, rows[0][2], began)
+        return {topic: float(wait) for topic, wait, _ in rows}
 
     def delete_held(
         self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]

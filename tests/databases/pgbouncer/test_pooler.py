@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import ExitStack, closing
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 from django.db import connection, connections
 
 from myxo_jobs import Jobs, Run, job
+from myxo_jobs.databases import database_of
+from myxo_jobs.databases.postgres import Clocks
 from myxo_jobs.models import Job
 from tests.app.jobs import Work
 from tests.app.models import Note
 from tests.databases.postgres.server import cut_all_sessions
 from tests.pgbouncer import command
-from tests.rig import wait_until
+from tests.rig import ago, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -114,3 +117,22 @@ def test_a_worker_has_three_connections_to_the_pooler_beside_its_threads(worker,
     running.stop()
     connection.close()
     wait_until(lambda: clients() == 0, because="none is left")
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
+def test_a_claim_that_a_paused_pooler_held_back_takes_no_job_whose_holder_lives(
+    make_job, claim_some, monkeypatch, is_known
+):
+    monkeypatch.setattr(database_of("default"), "_clocks", Clocks())
+    row = make_job("t.Task", status="running", lease_until=ago(-1))
+    if is_known:
+        assert claim_some("t.Task") == []
+    at_the_console("PAUSE")
+    resume = threading.Timer(2.0, at_the_console, ["RESUME"])
+    resume.start()
+    began = time.monotonic()
+    assert claim_some("t.Task") == []  # its holder could not renew it either
+    assert time.monotonic() - began > 1.5
+    resume.join()
+
+    assert [claim.job_id for claim in claim_some("t.Task")] == [row.pk]

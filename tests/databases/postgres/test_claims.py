@@ -110,7 +110,7 @@ def test_a_claim_uses_the_index_and_reads_few_rows(claim_some):
     fill(1)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE myxo_jobs")
-    values = {"topic": "receipts", "limit": 10, "lease": 30.0, "token": "t.1"}
+    values = {"topic": "receipts", "limit": 10, "lease": 30.0, "token": "t.1", "sent": ago(0)}
     with transaction.atomic():
         plan = "\n".join(
             line
