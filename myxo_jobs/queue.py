@@ -210,6 +210,8 @@ class _WakeUp:
     """Sends one wake-up after the commit, for all the puts of a transaction."""
 
     def __init__(self, connection: BaseDatabaseWrapper, block: object) -> None:
+        # Django names a callback by it when it has failed, and fails itself without.
+        self.__qualname__ = type(self).__qualname__
         self.connection = connection
         self.block = block
         self.topics: set[str] = set()

@@ -99,6 +99,7 @@ def test_jobs_are_done_at_their_first_attempt_after_the_poolers_sessions_were_cu
     worker(topics=["t.Task"])
     jobs.put(Task("before"))
     wait_until(lambda: ran and not Job.objects.exists(), because="it is done")
+    connection.close()
     cut_all_sessions()
 
     jobs.put(Task("after"))

@@ -37,8 +37,7 @@ SESSIONS = (
 
 
 def cut_all_sessions() -> None:
-    """End every session on the test's database, those of a pooler too."""
-    connection.close()  # the test's own would be among them
+    """End every session on the test's database: its own, and those of a pooler too."""
     with connected_to_the_server() as other, other.cursor() as cursor:
 
         def remain() -> bool:

@@ -13,7 +13,7 @@ from myxo_jobs import Jobs, queue
 from myxo_jobs.databases import Listener, database_of
 from myxo_jobs.models import Job
 from tests.app.jobs import Break, Work
-from tests.databases.postgres.server import straight_to_the_server
+from tests.databases.postgres.server import cut_all_sessions, straight_to_the_server
 from tests.rig import in_threads
 
 jobs = Jobs()
@@ -132,6 +132,18 @@ def test_the_wake_up_of_a_put_of_its_own_transaction_is_sent_at_once(listener):
     with transaction.atomic():
         jobs.put(Work("w"), tx=None)
         assert listener.wait(5) == {"notes.Work"}
+
+
+@real
+@pytest.mark.needs_a_session("its own session is cut")
+def test_a_put_whose_wake_up_cannot_be_sent_raises_nothing(caplog):
+    with transaction.atomic():
+        transaction.on_commit(cut_all_sessions)
+        jobs.put(Work("w"))
+    connection.close()
+
+    assert "Error calling _WakeUp in on_commit()" in caplog.text
+    assert Job.objects.count() == 1
 
 
 class Callbacks(TestCase):

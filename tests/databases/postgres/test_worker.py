@@ -101,6 +101,7 @@ def test_outcomes_are_stored_though_the_sessions_are_cut_while_jobs_run(worker):
     worker(topics=["t.Task"])
     jobs.put_many([Task()] * 4)
     wait_until(lambda: len(attempts) == 4, because="all run")
+    connection.close()
     cut_all_sessions()
     let_go.set()
     wait_until(lambda: not Job.objects.exists(), because="all are done")
