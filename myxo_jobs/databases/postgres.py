@@ -107,7 +107,7 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}}, taken.susp
         SELECT json_agg(json_build_array(priority, due))
         FROM (SELECT priority, min(due) AS due FROM free GROUP BY priority) AS first
     ) END,
-    {EPOCH}
+    CASE WHEN taken.place = 1 THEN {EPOCH} END
 """
 CLAIMS = {
     (on_suspect, told, floored): CLAIM.format(
@@ -374,9 +374,9 @@ class PostgreSQL(Database):
         with connection.cursor() as cursor:
             cursor.execute(CLAIMS[on_suspect, told, floors is not None], values)
             rows = cursor.fetchall()
+        rows.sort(key=lambda row: row[6])
         if rows:
             self._clocks.learn(connection, rows[0][8], began)
-        rows.sort(key=lambda row: row[6])
         return Claimed([row[:6] for row in rows], rows[0][7] if rows else [])
 
     def look(

@@ -25,8 +25,10 @@ def straight_to_the_server() -> Iterator[None]:
 @contextmanager
 def connected_to_the_server() -> Iterator[BaseDatabaseWrapper]:
     """Connect beside the test's own connection, and beside a pool that may be used up."""
-    with straight_to_the_server(), closing(connections.create_connection("default")) as other:
+    other = connections.create_connection("default")
+    with straight_to_the_server():
         other.ensure_connection()
+    with closing(other):
         yield other
 
 

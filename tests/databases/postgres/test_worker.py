@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from myxo_jobs import Jobs, Run, job
 from myxo_jobs.models import Job
 from myxo_jobs.testing import run_jobs
 from tests.app.models import Note
-from tests.databases.postgres.server import SESSIONS, cut_all_sessions
+from tests.databases.postgres.server import SESSIONS, connected_to_the_server, cut_all_sessions
 from tests.rig import ROOT, ago, in_threads, make_job, wait_until
 from tests.worker.jobs import Tally
 
@@ -380,17 +380,22 @@ def test_jobs_whose_rows_are_locked_beyond_their_lease_are_not_run_twice_by_thei
         attempts.append(run.attempt)
         time.sleep(0.5)
 
-    def hold(job_id: int, seconds: float) -> None:
-        with transaction.atomic():
-            Job.objects.select_for_update().get(pk=job_id)
+    def hold(other: psycopg.Connection[Any], job_id: int, seconds: float) -> None:
+        with other.transaction():
+            locked = other.execute("SELECT FROM myxo_jobs WHERE id = %s FOR UPDATE", [job_id])
+            assert locked.rowcount == 1
             time.sleep(seconds)
 
-    running = worker(topics=["t.Task"], poll=0.02)
-    jobs.put_many([Task()] * count)
-    wait_until(lambda: len(attempts) == count, because="all run")
-    ids = enumerate(Job.objects.values_list("pk", flat=True))
-    # Let go at moments at which the worker may as well be about to claim as to store.
-    in_threads(*[partial(hold, job_id, 2.0 + 0.03 * place) for place, job_id in ids])
+    with ExitStack() as stack:
+        others = [stack.enter_context(connected_to_the_server()).connection for _ in range(count)]
+        running = worker(topics=["t.Task"], poll=0.02)
+        jobs.put_many([Task()] * count)
+        wait_until(lambda: len(attempts) == count, because="all run")
+        ids = enumerate(Job.objects.values_list("pk", flat=True))
+        # Let go at moments at which the worker may as well be about to claim as to store.
+        in_threads(
+            *[partial(hold, others[place], job_id, 2.0 + 0.03 * place) for place, job_id in ids]
+        )
     wait_until(lambda: not Job.objects.exists(), because="their outcomes are stored", within=5)
     running.stop()
     assert attempts == [1] * count
