@@ -483,10 +483,14 @@ def snooze(connection: BaseDatabaseWrapper, naps: Sequence[tuple[Claim, float]])
 
 
 def expire(connection: BaseDatabaseWrapper, losses: Sequence[tuple[Held, str]]) -> set[int]:
-    """End the leases of a dead worker's jobs now: (claim, error). They are suspects then."""
+    """End the leases of a dead worker's jobs now: (claim, error). They are suspects then.
+
+    As in `leave`, nobody has the token that stays behind, and it tells so.
+    """
     return database_of(connection).update_held(
         connection,
-        f"lease_until = {database_of(connection).now}, error = held.error, traceback = ''",
+        f"worker = worker || '/lost', lease_until = {database_of(connection).now}, "
+        "error = held.error, traceback = ''",
         {"error": "text"},
         [(*claim.held, error) for claim, error in losses],
         flush=True,
@@ -533,7 +537,10 @@ def leave(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[int]:
 def held_under(connection: BaseDatabaseWrapper, prefix: str) -> list[tuple[int, str]]:
     """Return (id, token) of all claims of one worker. A walk over the whole table."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT id, worker FROM myxo_jobs WHERE worker LIKE %s", [f"{prefix}.%"])
+        cursor.execute(
+            "SELECT id, worker FROM myxo_jobs WHERE worker LIKE %s AND worker NOT LIKE %s",
+            [f"{prefix}.%", "%/%"],
+        )
         return list(cursor.fetchall())
 
 

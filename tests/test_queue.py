@@ -143,6 +143,19 @@ def test_a_claim_can_stop_before_a_suspect(make_job, claim_some):
     assert claim_some("receipts", on_suspect="stop") == []
 
 
+def test_a_claim_that_stops_before_suspects_takes_one_whose_worker_is_known_to_be_dead(
+    make_job, claim_some
+):
+    job = make_job("receipts")
+    make_job("receipts")
+    (claim,) = claim_some("receipts", 1, lease=30)
+    queue.expire(connection, [(claim, "WorkerLost: killed")])
+
+    (again,) = claim_some("receipts", 5, on_suspect="stop")
+    assert (again.job_id, again.suspect, again.attempt) == (job.pk, True, 2)
+    assert queue.complete(connection, [claim]) == set()  # whatever its worker says yet
+
+
 def test_a_claim_begins_where_the_one_before_found_its_first_job(make_job, claim_some):
     floors = Floors()
     ids = [make_job("receipts", due=ago(500 - place)).pk for place in range(3)]

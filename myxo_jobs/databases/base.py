@@ -21,7 +21,8 @@ Due = float | datetime | None
 ValueType = Literal["number", "text"]
 
 # What a claim does about a suspect, a job whose last claim ended with its lease: take it
-# (alone), take only what stands before it, or pass it by.
+# (alone), take it only if its worker is known to be dead and else what stands before it,
+# or pass it by.
 OnSuspect = Literal["take", "stop", "skip"]
 
 
@@ -123,6 +124,13 @@ class Database(ABC):
     @abstractmethod
     def atomic_job(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
         """Open the transaction of an atomic job: READ COMMITTED, or IMMEDIATE on SQLite."""
+
+    def complaint(self, connection: BaseDatabaseWrapper) -> str:
+        """Return what a person should do something about, empty while all is well.
+
+        Asked now and then, by a connection that the worker has opened.
+        """
+        return ""
 
     # -- put -----------------------------------------------------------------
 

@@ -35,6 +35,10 @@ class Floors:
             return None
         return sorted(self._floors.items(), reverse=True)
 
+    def forget(self) -> None:
+        """Let the next pass be a full one."""
+        self.full_at = 0.0
+
     def passed(
         self, start: Sequence[Floor] | None, found: Sequence[Floor], *, began: float, ended: float
     ) -> None:

@@ -82,18 +82,21 @@ EPOCH = "extract(epoch FROM statement_timestamp())::float8"
 CLAIM = f"""
 WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (
-    SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect
+    SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect,
+        strpos(job.worker, '/') > 0 AS bereft
     FROM level CROSS JOIN LATERAL (
-        SELECT id, due, lease_until FROM myxo_jobs
+        SELECT id, due, lease_until, worker FROM myxo_jobs
         WHERE topic = %(topic)s AND priority = level.priority AND due >= level.floor
             AND {{claimable}}
         ORDER BY due, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
     ) AS job
     LIMIT %(limit)s
 ),
-placed AS (SELECT id, suspect, row_number() OVER () AS place, {{suspects}} AS suspects FROM free),
+placed AS (
+    SELECT id, suspect, bereft, row_number() OVER () AS place, {{suspects}} AS suspects FROM free
+),
 -- A suspect is claimed alone: the first in line, or everything before it.
-taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = {{takes_first}})
+taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1 AND {{takes_first}})
 UPDATE myxo_jobs AS job
 SET worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
@@ -116,7 +119,7 @@ CLAIMS = {
         suspects="0"
         if on_suspect == "skip"
         else "count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING)",
-        takes_first=0 if on_suspect == "stop" else 1,
+        takes_first="bereft" if on_suspect == "stop" else "true",
         key="job.key" if told else "NULL",
         created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
     )
@@ -225,6 +228,42 @@ PASSING_WORDS = frozenset(
 LASTING_CALLS = ("set_config", "pg_advisory_lock", "pg_try_advisory_lock")
 
 
+# Dead rows that nothing has cleaned up cost every claim, once there are so many.
+MANY_DEAD_ROWS = 20_000
+# A transaction that lasts so long was left open, or should run elsewhere.
+LONG_SECONDS = 60
+
+DEAD_ROWS = """
+SELECT n_dead_tup, greatest(last_vacuum, last_autovacuum) < now() - interval '10 minutes',
+    current_setting('autovacuum') = 'off'
+        OR coalesce(array_to_string(reloptions, ' ') ~ 'autovacuum_enabled=(off|false)', false)
+FROM pg_stat_user_tables JOIN pg_class ON pg_class.oid = relid WHERE relid = 'myxo_jobs'::regclass
+"""
+# What may still see rows that are dead (PostgreSQL manual, "Routine Vacuuming"), oldest first.
+HOLDERS = """
+SELECT what, how FROM (
+    SELECT CASE WHEN backend_type = 'walsender' THEN 'a standby, by its session '
+            WHEN application_name = '' THEN 'session ' ELSE 'session of ' || application_name || ' '
+        END || pid AS what,
+        'SELECT pg_terminate_backend(' || pid || ')' AS how,
+        greatest(age(backend_xmin), age(backend_xid)) AS age
+    FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+        AND (datname = current_database() OR backend_type = 'walsender')
+        AND coalesce(xact_start, backend_start) < now() - %(seconds)s * interval '1 second'
+  UNION ALL
+    SELECT 'prepared transaction ' || gid, 'ROLLBACK PREPARED ' || quote_literal(gid),
+        age(transaction)
+    FROM pg_prepared_xacts
+    WHERE database = current_database()
+        AND prepared < now() - %(seconds)s * interval '1 second'
+  UNION ALL
+    SELECT 'replication slot ' || slot_name,
+        'SELECT pg_drop_replication_slot(' || quote_literal(slot_name) || ')', age(xmin)
+    FROM pg_replication_slots WHERE xmin IS NOT NULL
+) AS holder ORDER BY age DESC LIMIT 1
+"""
+
 # A network that drops packets without a word is noticed within 15 seconds, also by a
 # session that waits for an answer (libpq, "Parameter Key Words").
 NOTICE_A_DEAD_NETWORK = {
@@ -288,6 +327,25 @@ class PostgreSQL(Database):
         if not words or words[0].lower().rstrip(";") not in PASSING_WORDS:
             return True
         return any(call in sql for call in LASTING_CALLS)
+
+    def complaint(self, connection: BaseDatabaseWrapper) -> str:
+        with connection.cursor() as cursor:
+            cursor.execute(DEAD_ROWS)
+            dead, is_overdue, is_off = cursor.fetchone() or (0, False, False)
+            if dead < MANY_DEAD_ROWS:
+                return ""
+            cursor.execute(HOLDERS, {"seconds": LONG_SECONDS})
+            holder = cursor.fetchone()
+        if holder:
+            what, how = holder
+            reason = f"{what} may still see them: let it end, or {how}"
+        elif is_off:
+            reason = "autovacuum is off: turn it on, or VACUUM myxo_jobs now and then"
+        elif is_overdue:
+            reason = "no vacuum came for ten minutes: look for locks on it, then VACUUM myxo_jobs"
+        else:
+            return ""
+        return f"{dead} dead rows of myxo_jobs slow every claim down, since {reason}"
 
     @contextmanager
     def _read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from django.db import OperationalError, transaction
@@ -58,7 +59,7 @@ ORDER BY priority DESC LIMIT 1
 # `created_at` as the text it is: Django's converter would drop that it is UTC.
 FREE = f"""
 SELECT id, coalesce(again, payload), key, CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
-    created_at || '', lease_until IS NOT NULL, due || ''
+    created_at || '', lease_until IS NOT NULL, due || '', instr(worker, '/') > 0
 FROM myxo_jobs
 WHERE topic = ? AND priority = ? AND due >= ? AND {WAITING} AND due <= {NOW}
     AND (lease_until IS NULL OR lease_until <= ?)
@@ -89,6 +90,13 @@ DUE_AFTER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
 INSERT_AFTER = INSERT.format(due=DUE_AFTER)
 INSERT_AT = INSERT.format(due="%s")
 
+# A write-ahead log is started over after `wal_autocheckpoint` pages, 1,000 by default; while
+# a reader keeps an older state of the file it grows on (https://sqlite.org/wal.html,
+# "Avoiding Excessively Large WAL Files"). One that has missed ten such moments, and has
+# grown since it was last looked at, has such a reader: it never shrinks by itself.
+MISSED_CHECKPOINTS = 10
+USUAL_CHECKPOINT_PAGES = 1_000
+
 # Words that begin a statement which leaves its connection as it was. A transaction that
 # is left open is seen by `is_fit`.
 PASSING_WORDS = frozenset(
@@ -116,6 +124,10 @@ class SQLite(Database):
     now = NOW
     waiting = WAITING
 
+    def __init__(self) -> None:
+        # Size of each file's write-ahead log when it was last looked at.
+        self._log_bytes: dict[str, int] = {}
+
     def open(self, alias: str) -> BaseDatabaseWrapper:
         connection = super().open(alias)
         raw = connection.connection
@@ -127,6 +139,26 @@ class SQLite(Database):
                 raw.execute("PRAGMA synchronous = NORMAL")
             raw.execute("PRAGMA busy_timeout = 0")
         return connection
+
+    def complaint(self, connection: BaseDatabaseWrapper) -> str:
+        raw = connection.connection
+        with connection.wrap_database_errors:
+            (pages,) = raw.execute("PRAGMA wal_autocheckpoint").fetchone()
+            (page_bytes,) = raw.execute("PRAGMA page_size").fetchone()
+            file = raw.execute("PRAGMA database_list").fetchone()[2]
+        try:
+            size = Path(f"{file}-wal").stat().st_size
+        except OSError:  # another journal mode
+            return ""
+        before = self._log_bytes.get(file, size)
+        self._log_bytes[file] = size
+        limit = MISSED_CHECKPOINTS * (pages or USUAL_CHECKPOINT_PAGES) * page_bytes
+        if size <= max(limit, before):
+            return ""
+        return (
+            f"{file}-wal has grown to {size / 2**20:.0f} MiB: some process reads in a transaction "
+            f"that it keeps open; find it with `lsof {file}` and let it end"
+        )
 
     def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
         try:
@@ -208,7 +240,7 @@ class SQLite(Database):
                 if found:
                     seen.append((priority, found[0][6]))
                     taken += found
-            taken = _up_to_a_suspect(taken, takes_it=on_suspect == "take")
+            taken = _up_to_a_suspect(taken, takes_any=on_suspect == "take")
             raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
         return Claimed([row[:6] for row in taken], seen)
 
@@ -308,11 +340,14 @@ def _now(connection: BaseDatabaseWrapper) -> str:
     return now
 
 
-def _up_to_a_suspect(rows: list[Any], *, takes_it: bool) -> list[Any]:
-    """Return the rows before the first suspect, or that one alone if it comes first."""
+def _up_to_a_suspect(rows: list[Any], *, takes_any: bool) -> list[Any]:
+    """Return the rows before the first suspect, or that one alone if it comes first.
+
+    Unless `takes_any`, it must be known that its worker is dead.
+    """
     for place, row in enumerate(rows):
         if row[5]:
-            return rows[: place or takes_it]
+            return rows[: place or (takes_any or row[7])]
     return rows
 
 

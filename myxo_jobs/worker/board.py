@@ -1,8 +1,8 @@
 """What a worker process tells its supervisor, in memory that both share.
 
-Only the worker writes. After its death the supervisor reads which jobs it held, which
-of them it had started, and under which tokens, without asking the worker or walking
-the table. A place is filled before it is marked, and marked before the job can start.
+Only the worker writes, but for one flag. After its death the supervisor reads which jobs
+it held, which of them it had started, and under which tokens, without asking the worker
+or walking the table. A place is filled before it is marked, and marked before the job can start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACES = 16_384
 PREFIX_BYTES = 64
 
 FREE, CLAIMED, CLAIMED_SUSPECT, STARTED, INTERRUPTED = 0, 1, 2, 3, 4
-CLAIMING, HAS_STARTED, HAS_ENDED = 0, 1, 2
+CLAIMING, HAS_STARTED, HAS_ENDED, SUSPECTS_FOLLOW = 0, 1, 2, 3
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Board:
         self._pauses = column("d", 8)
         self._overdue_at = column("d", 8)
         self._states = column("B", 1)
-        self._flags = view[start : start + 3]
+        self._flags = view[start : start + 4]
         self._free: list[int] = list(range(PLACES - 1, -1, -1))
         self._places: dict[Claim, int] = {}
 
@@ -137,7 +137,18 @@ class Board:
         """Tell that the worker has ended by itself: a handler's `os._exit` does not."""
         self._flags[HAS_ENDED] = 1
 
+    def hears_of_suspects(self) -> bool:
+        """Tell, once each time, whether the supervisor has ended claims of another worker."""
+        told = bool(self._flags[SUSPECTS_FOLLOW])
+        if told:
+            self._flags[SUSPECTS_FOLLOW] = 0
+        return told
+
     # -- the supervisor's side -----------------------------------------------
+
+    def tell_of_suspects(self) -> None:
+        """Let the worker ask for suspects soon, although it has asked lately."""
+        self._flags[SUSPECTS_FOLLOW] = 1
 
     @property
     def prefix(self) -> str:

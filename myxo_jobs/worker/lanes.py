@@ -19,6 +19,8 @@ MOST_AHEAD = 1_000
 UNSTARTED_SECONDS = 0.8
 # How often a topic that always has jobs ahead makes room for a suspect.
 ASK_FOR_SUSPECTS_SECONDS = 1.0
+# A topic for which the system has no thread claims nothing for so long.
+NO_THREAD_SECONDS = 2.0
 # How much the newest jobs weigh in the mean run time.
 NEWEST_WEIGHT = 0.3
 
@@ -39,6 +41,8 @@ class Lane:
         self.suspects_after = 0.0
         self.suspects_asked_at = 0.0
         self.claims_after = 0.0
+        # Until when suspects have to wait whose workers may live; so asked for none.
+        self.stopped_until = 0.0
         # Whether it found one when it last asked for some: others may follow.
         self.found_suspect = False
         self.in_hand = 0
@@ -71,7 +75,8 @@ class Lane:
         self.in_hand += len(claims)
         self._taken += len(claims)
         self._batches.append((self._taken, time.monotonic()))
-        self.slots.add(claims, self.in_hand)
+        if not self.slots.add(claims, self.in_hand):
+            self.claims_after = time.monotonic() + NO_THREAD_SECONDS
 
     def learn(self, outcomes: list[Outcome]) -> None:
         """Take note of runs that ended: their slots are free."""

@@ -121,10 +121,11 @@ class TimeLimits:
     def _enter(self, limit: _Limit) -> None:
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._serve, name="myxo_jobs timeouts", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
         self._limits[limit] = None
         self._changed.set()
         if limit.deadline + self._grace < self._watchdog_at:

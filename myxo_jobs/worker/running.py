@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ from myxo_jobs.worker.limits import TimeLimits
 Verb = Literal["complete", "retry", "fail", "fail_unrun", "snooze", "give_back", "leave", "none"]
 
 
-_NO_LIMIT = nullcontext()
+_NOTHING = nullcontext()
 
 
 class Outcome(msgspec.Struct, eq=False):
@@ -62,6 +63,9 @@ class Surroundings(msgspec.Struct, frozen=True, eq=False):
     limits: TimeLimits | None
     # Told of each claim whose handler is about to be entered.
     starts: Callable[[Claim], None]
+    # Around each run: sets back what a job changed that belongs to the whole process.
+    process: AbstractContextManager[None] = _NOTHING
+    pid: int = msgspec.field(default_factory=os.getpid)
 
 
 def not_to_run(claim: Claim, around: Surroundings, now: float) -> Outcome | None:
@@ -109,16 +113,28 @@ def run(claim: Claim, around: Surroundings) -> Outcome:
 
 def _call(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> None:
     """Call the handler, within its timeout: nothing but its own code is interrupted."""
-    if claim.handler.timeout is None or around.limits is None:
-        returned = claim.handler.function(*arguments)
-    else:
-        returned = around.limits.call(claim, arguments)
+    try:
+        if claim.handler.timeout is None or around.limits is None:
+            returned = claim.handler.function(*arguments)
+        else:
+            returned = around.limits.call(claim, arguments)
+    finally:
+        _end_a_fork(around)
     if inspect.iscoroutine(returned):
         returned.close()
         raise TypeError(
             f"{claim.handler.where} returned a coroutine, which nobody awaits: it is an async "
             "function behind a plain decorator; make the decorator's wrapper async, too"
         )
+
+
+def _end_a_fork(around: Surroundings) -> None:
+    """End this process if a handler forked it, and came back in the copy, too.
+
+    It would go on as this worker: with its claims, on the very same connections.
+    """
+    if os.getpid() != around.pid:
+        os._exit(0)
 
 
 async def run_async(claim: Claim, around: Surroundings) -> Outcome:
@@ -130,10 +146,13 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
             return arguments
         around.starts(claim)
         timeout = claim.handler.timeout
-        watch = around.limits.watched(claim) if around.limits and timeout else _NO_LIMIT
+        watch = around.limits.watched(claim) if around.limits and timeout else _NOTHING
         with watch:
             async with asyncio.timeout(timeout) as limit:
-                await claim.handler.function(*arguments)
+                try:
+                    await claim.handler.function(*arguments)
+                finally:
+                    _end_a_fork(around)
         if limit.expired():  # it has swallowed its cancellation
             raise JobTimeout
     except BaseException as raised:  # as in `run`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,7 +17,20 @@ from asgiref.sync import sync_to_async
 from myxo_jobs.handlers import Handler
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.connections import HandlerConnections
-from myxo_jobs.worker.running import Outcome, Surroundings, not_to_run, run, run_async
+from myxo_jobs.worker.running import (
+    Outcome,
+    Surroundings,
+    not_to_run,
+    run,
+    run_async,
+    unstarted,
+)
+
+logger = logging.getLogger("myxo_jobs")
+
+NO_THREAD_LOG_SECONDS = 10.0
+# How long an async job without a thread for its queries is kept, not to spin.
+GIVE_BACK_SECONDS = 0.5
 
 Finish = Callable[[Outcome], None]
 
@@ -24,9 +38,14 @@ Finish = Callable[[Outcome], None]
 class Slots(ABC):
     """The slots of one topic, and the claims that wait for one."""
 
+    _no_thread_told = -NO_THREAD_LOG_SECONDS
+
     @abstractmethod
-    def add(self, claims: Iterable[Claim], in_hand: int) -> None:
-        """Take claims to run, in their order. `in_hand`: how many have not ended, with these."""
+    def add(self, claims: Iterable[Claim], in_hand: int) -> bool:
+        """Take claims to run, in their order; tell whether somebody is there to run them.
+
+        `in_hand`: how many have not ended, with these.
+        """
 
     @abstractmethod
     def waiting(self) -> int:
@@ -44,6 +63,12 @@ class Slots(ABC):
     def join(self, deadline: float) -> None:
         """Wait for the slots to end, until a moment of the monotonic clock."""
 
+    def _tell_of_no_thread(self, topic: str, error: RuntimeError) -> None:
+        now = time.monotonic()
+        if now - self._no_thread_told >= NO_THREAD_LOG_SECONDS:
+            self._no_thread_told = now
+            logger.warning("topic=%s cannot start a thread, tries on: %s", topic, error)
+
 
 class ThreadSlots(Slots):
     """Threads, started as they are needed, that each run one job at a time."""
@@ -56,7 +81,7 @@ class ThreadSlots(Slots):
         self._claims: SimpleQueue[Claim | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def add(self, claims: Iterable[Claim], in_hand: int) -> None:
+    def add(self, claims: Iterable[Claim], in_hand: int) -> bool:
         for claim in claims:
             self._claims.put(claim)
         while len(self._threads) < min(in_hand, self._size):
@@ -65,8 +90,13 @@ class ThreadSlots(Slots):
                 name=f"myxo_jobs {self._handler.topic} {len(self._threads) + 1}",
                 daemon=True,
             )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no more for this user
+                self._tell_of_no_thread(self._handler.topic, error)
+                break
             self._threads.append(thread)
-            thread.start()
+        return bool(self._threads)
 
     def waiting(self) -> int:
         return self._claims.qsize()
@@ -109,7 +139,8 @@ class ThreadSlots(Slots):
         started = time.monotonic()
         outcome = not_to_run(claim, self._around, started)
         if outcome is None:
-            outcome = run(claim, self._around)
+            with self._around.process:
+                outcome = run(claim, self._around)
             # Before anybody hears of the outcome: what the job left open may hold locks.
             connections.tidy()
             outcome.seconds = time.monotonic() - started
@@ -140,13 +171,17 @@ class EventLoop:
         self._thread.start()
 
     async def enter(self) -> None:
-        """Before a job."""
+        """Before a job. Raises RuntimeError where no thread can be started for its queries."""
         self._running += 1
         is_first = self._running == 1
         if is_first or self._gate.locked():
             async with self._gate:
                 if is_first:
-                    await sync_to_async(self._freshen)()
+                    try:
+                        await sync_to_async(self._freshen)()
+                    except RuntimeError:  # the system has no thread for it
+                        self._running -= 1
+                        raise
 
     async def leave(self) -> None:
         """After a job."""
@@ -207,9 +242,10 @@ class AsyncSlots(Slots):
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, claims: Iterable[Claim], in_hand: int) -> None:
+    def add(self, claims: Iterable[Claim], in_hand: int) -> bool:
         self._claims.extend(claims)
         self._events.loop.call_soon_threadsafe(self._fill)
+        return True
 
     def waiting(self) -> int:
         return len(self._claims)
@@ -241,11 +277,18 @@ class AsyncSlots(Slots):
             task.add_done_callback(self._left)
 
     async def _run(self, claim: Claim) -> None:
-        await self._events.enter()
+        try:
+            await self._events.enter()
+        except RuntimeError as error:
+            self._tell_of_no_thread(claim.handler.topic, error)
+            await asyncio.sleep(GIVE_BACK_SECONDS)
+            self._finish(unstarted(claim))
+            return
         started = time.monotonic()
         outcome = not_to_run(claim, self._around, started)
         if outcome is None:
-            outcome = await run_async(claim, self._around)
+            with self._around.process:
+                outcome = await run_async(claim, self._around)
             outcome.seconds = time.monotonic() - started
         await self._events.leave()
         self._finish(outcome)

@@ -35,7 +35,9 @@ from myxo_jobs.worker.worker import Worker
 
 logger = logging.getLogger("myxo_jobs")
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# The terminal is gone, on systems that have such a signal.
+HANG_UP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *HANG_UP)
 # A worker that ended to be replaced by a fresh process.
 EXIT_WORN = 75
 EXIT_FAULT = 70
@@ -121,8 +123,7 @@ class Supervisor:
         os.set_blocking(wake_read, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._on_stop_signal)
+        listen_to_stop_signals(self._on_stop_signal)
         try:
             return self._look_after_all(wake_read)
         finally:
@@ -147,6 +148,8 @@ class Supervisor:
     # -- stopping ------------------------------------------------------------
 
     def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stop_signals and number in HANG_UP:
+            return  # a terminal and its shell both tell of one end
         self._stop_signals += 1
         if self._stop_signals > 1:
             self._leave(128 + number)
@@ -222,12 +225,14 @@ class Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._pipe_write)
             worker = self._make_worker(board)
-            for number in STOP_SIGNALS:
-                # A terminal and a service manager signal the workers, too.
-                signal.signal(number, lambda *_: worker.request_stop())
+            # A terminal and a service manager signal the workers, too.
+            listen_to_stop_signals(lambda *_: worker.request_stop())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             threading.Thread(
-                target=_drain_at_end, args=(self._pipe_read, worker), daemon=True
+                target=_drain_at_end,
+                args=(self._pipe_read, worker),
+                name="myxo_jobs pipe",
+                daemon=True,
             ).start()
             worker.start()
             while not worker.join(0.5):
@@ -346,6 +351,9 @@ class Supervisor:
             | queue.charge_timeouts(connection, timed_out)
             | queue.charge_deaths(connection, killed, death.cause)
         )
+        if suspects or killed:
+            for other in self._children.values():
+                other.board.tell_of_suspects()
         # Idle workers look at once: what was given back is due.
         database_of(connection).notify(connection, [])
         rest = [claim for claim in held if claim.held[0] not in settled]
@@ -390,6 +398,13 @@ class Supervisor:
         connection, self._connection = self._connection, None
         if connection is not None:
             close_quietly(connection)
+
+
+def listen_to_stop_signals(handle: Callable[[int, FrameType | None], object]) -> None:
+    """Handle the signals that tell a worker to stop; SIGHUP not under `nohup`."""
+    for number in STOP_SIGNALS:
+        if number not in HANG_UP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handle)
 
 
 def _drain_at_end(pipe: int, worker: Worker) -> None:

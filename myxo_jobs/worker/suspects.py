@@ -64,10 +64,6 @@ class Suspects:
             return not self._in_hand
         return now >= self.next_at and not any(self._in_hand.values())
 
-    def not_before(self, moment: float) -> None:
-        """Let none be claimed before a moment."""
-        self.next_at = max(self.next_at, moment)
-
     def admit(self, claim: Claim, now: float) -> bool:
         """Tell whether a claim may be run now; a suspect that may is taken in."""
         if not claim.suspect or claim.attempt > claim.handler.attempts:

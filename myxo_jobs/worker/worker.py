@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -22,6 +23,7 @@ from myxo_jobs.worker.board import Board
 from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
 from myxo_jobs.worker.limits import TimeLimits, rss_mib
+from myxo_jobs.worker.process import Leftovers, ProcessState
 from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
@@ -40,6 +42,9 @@ OUTAGE_LOG_SECONDS = 10.0
 # A topic whose claim the database refuses for its own sake is tried again after so long.
 BROKEN_LANE_SECONDS = 10.0
 RSS_EVERY_SECONDS = 1.0
+# How often the database is asked whether it needs a person, and how long a person has.
+COMPLAINT_EVERY_SECONDS = 5.0
+COMPLAINT_TOLD_SECONDS = 600.0
 # A run that should have ended by its timeout and the grace gets so much more before
 # the supervisor ends its process.
 OVERDUE_SECONDS = 2.0
@@ -97,6 +102,7 @@ class Worker:
         self._max_jobs = max_jobs
         self._max_rss = max_rss
         self._ended_jobs = 0
+        self._complaint_after = 0.0
         self._rss_checked = 0.0
         self._board = board
         self._database = database_of(self.alias)
@@ -112,12 +118,17 @@ class Worker:
         self._limits = TimeLimits(
             self._on_timeout, _tell_of_timeout, grace=self.grace, watchdog=watchdog
         )
+        # Only where the process is its own: elsewhere others may have changed it on purpose.
+        is_own = watchdog or board is not None
+        self._process = ProcessState() if is_own else None
+        self._leftovers = Leftovers(self._tokens.prefix) if is_own else None
         around = Surroundings(
             alias=self.alias,
             is_stopping=lambda: self._stopping or bool(self.worn),
             extend=self._keeper.extend,
             limits=self._limits,
             starts=self._on_start,
+            process=self._process or nullcontext(),
         )
         self._lanes = {
             handler.topic: Lane(handler, self._slots(handler, around)) for handler in self.handlers
@@ -218,7 +229,7 @@ class Worker:
             and not self._ended
             and self._settling.is_empty()
             and self._outage_since is None
-            and self._looked_at >= self._suspects.next_at
+            and all(self._looked_at >= moment for moment in self._suspects_follow_at())
         )
 
     def _turn(self) -> None:
@@ -227,6 +238,9 @@ class Worker:
         try:
             self._settle()
             self._check_wear()
+            if self._leftovers is not None:
+                self._leftovers.look(self._keeper.held)
+            self._pass_on_complaint()
             self._return_late()
             self._look()
             self._claim()
@@ -242,8 +256,7 @@ class Worker:
             return 0.0  # told since the turn began, and the wake-up was cleared then
         now = time.monotonic()
         moments = [self._next_look]
-        if self._suspects.next_at > now:
-            moments.append(self._suspects.next_at)
+        moments += [moment for moment in self._suspects_follow_at() if moment > now]
         for lane in self._lanes.values():
             if lane.hopeful and self._room(lane, now):
                 return 0.0
@@ -274,6 +287,8 @@ class Worker:
             if self._suspects.ended(outcome.claim, ran=outcome.verb != "leave"):
                 self._next_look = 0.0  # others may have waited for its end
             by_topic[outcome.claim.handler.topic].append(outcome)
+        if self._leftovers is not None:
+            self._leftovers.note(by_topic)
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
             self._settling.add(outcomes)
@@ -292,6 +307,22 @@ class Worker:
             if rss > self._max_rss:
                 self.wear_out(f"{rss:.0f} MiB of memory are used (--max-rss)")
 
+    def _pass_on_complaint(self) -> None:
+        now = time.monotonic()
+        if now < self._complaint_after:
+            return
+        self._complaint_after = now + COMPLAINT_EVERY_SECONDS
+        try:
+            complaint = self._database.complaint(self._own())
+        except (OperationalError, InterfaceError):
+            raise
+        except DatabaseError:  # as for want of a right to read what it asks
+            self._complaint_after = math.inf
+            return
+        if complaint:
+            self._complaint_after = now + COMPLAINT_TOLD_SECONDS
+            logger.warning("worker=%s warns of the database: %s", self._tokens.prefix, complaint)
+
     def _return_late(self) -> None:
         for lane in self._lanes.values():
             self._give_back(lane.take_back_late())
@@ -305,7 +336,9 @@ class Worker:
     def _look(self) -> None:
         """Ask once for all topics which have something due."""
         now = time.monotonic()
-        others_may_follow = self._looked_at < self._suspects.next_at <= now
+        others_may_follow = any(
+            self._looked_at < moment <= now for moment in self._suspects_follow_at()
+        )
         if now < self._next_look and not others_may_follow:
             return
         self._looked_at = now
@@ -321,6 +354,8 @@ class Worker:
             wait = found.get(lane.handler.topic, math.inf)
             if wait <= 0:
                 lane.hopeful = True
+                if floors[lane.handler.topic] is None:
+                    lane.floors.forget()  # what was found may stand before the floors
             else:
                 self._look_in(wait, now)
                 self._look_when_in_doubt(lane)
@@ -335,6 +370,9 @@ class Worker:
             self._next_look = min(self._next_look, lane.floors.full_at)
 
     def _claim(self) -> None:
+        if self._board is not None and self._board.hears_of_suspects():
+            for lane in self._lanes.values():
+                lane.suspects_asked_at = lane.stopped_until = 0.0
         for lane in self._lanes.values():
             if self._stopping or self.worn:
                 return
@@ -378,7 +416,8 @@ class Worker:
                 room,
                 token=self._tokens.next(),
                 on_suspect=on_suspect,
-                floors=lane.floors,
+                # Suspects come one by one, and a claim that passes them by would move on.
+                floors=None if lane.found_suspect else lane.floors,
             )
         except (OperationalError, InterfaceError):
             raise
@@ -396,20 +435,25 @@ class Worker:
             self._board.claiming(False)
         if len(claims) < room:
             self._look_when_in_doubt(lane)
-        if on_suspect == "stop":
-            self._suspects.not_before(self._writes.had_time_at())
-        if on_suspect != "skip":
-            lane.found_suspect = bool(claims) and claims[0].suspect
-            if not lane.found_suspect:
+        found_suspect = bool(claims) and claims[0].suspect
+        if on_suspect == "stop" and not found_suspect:
+            lane.stopped_until = self._writes.had_time_at()
+            lane.hopeful = True  # until then, the next claim takes what stands behind them
+        elif on_suspect != "skip":
+            lane.found_suspect = found_suspect
+            if not found_suspect:
                 lane.suspects_asked_at = now
         return claims
 
     def _on_suspect(self, lane: Lane, now: float) -> OnSuspect:
-        if not lane.has_free_slot() or not self._suspects_allowed(lane, now):
+        may_claim = self._suspects_allowed(lane, now) and self._suspects.may_claim(now)
+        if not lane.has_free_slot() or not may_claim:
             return "skip"
-        if not self._writes.had_time(now):
-            return "stop"
-        return "take" if self._suspects.may_claim(now) else "skip"
+        return "take" if self._writes.had_time(now) else "stop"
+
+    def _suspects_follow_at(self) -> list[float]:
+        """Return moments from which suspects can be claimed that could not before."""
+        return [self._suspects.next_at, *(lane.stopped_until for lane in self._lanes.values())]
 
     def _suspects_allowed(self, lane: Lane, now: float) -> bool:
         # After an outage the living holders renew first: what looks expired then is
@@ -417,7 +461,7 @@ class Worker:
         # without that anybody else holds it.
         return (
             self._outage_since is None
-            and now >= lane.suspects_after
+            and now >= max(lane.suspects_after, lane.stopped_until)
             and not self._keeper.has_locked
         )
 
@@ -571,6 +615,8 @@ class Worker:
         for lane in self._lanes.values():
             lane.slots.join(deadline)
         self._limits.stop()
+        if self._process is not None:
+            self._process.set_back()  # a relative path starts the process that replaces it
         self._waking.stop()
         self._keeper.stop()
         if self._connection is not None:

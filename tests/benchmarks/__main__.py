@@ -1,121 +1,115 @@
 """How fast is it? `python -m tests.benchmarks [SCENARIO…] [--db postgres|sqlite]`.
 
-Each scenario interleaves ours and the raw limit over several rounds of one run, on a
-database that flushes each commit to the drive as it does by default, and prints medians
-and their ratio. A round in which a job was lost or ran twice is an error.
+Each scenario interleaves ours, the raw limit and, with `--peers`, other queues over several
+rounds of one run, on a database that flushes each commit to the drive as it does by
+default. It prints medians, and whether they reach their marks. A run in which a job was
+lost or ran twice is void.
+
+With `--json F` the reports are added to those in F, and `--markdown PAGE` writes the
+table of all that F holds into a page. Exits 1 where a mark is missed or a run is void.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import sqlite3
-import statistics
+import subprocess
 import sys
-import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.postgres_server import postgres_server
+from tests.benchmarks import database
+from tests.benchmarks.bench import BOTH, SCENARIOS, Bench, Scenario
+from tests.benchmarks.reports import Report
 
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.db is None:
+        # The settings of a process know one database: each gets a process of its own.
+        runs = [
+            [sys.executable, "-m", "tests.benchmarks", *sys.argv[1:], "--db", db] for db in BOTH
+        ]
+        sys.exit(max(subprocess.call(run) for run in runs))
     with ExitStack() as stack:
-        _choose_database(arguments.db, stack)
-        import django
-
-        django.setup()
-        from django.core.management import call_command
-
-        call_command("migrate", verbosity=0)
-        _print_machine(arguments.db)
-        from tests.benchmarks import scenarios
-
-        results = {}
-        for name in arguments.scenario or scenarios.SCENARIOS:
-            results[name] = _measure(name, arguments)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(results, indent=2))
-        from django.db import connections
-
-        connections.close_all()
-    missed = [name for name, result in results.items() if result["ours"] < arguments.at_least]
-    if missed:
-        sys.exit(f"below {arguments.at_least:,} jobs/s: {', '.join(missed)}")
+        database.choose(arguments.db, stack)
+        sys.exit(_run(arguments))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("scenario", nargs="*", help="all of them if none is named")
-    parser.add_argument("--db", choices=("postgres", "sqlite"), default="postgres")
-    parser.add_argument("--jobs", type=int, default=20_000, help="in each round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the results there, too")
-    parser.add_argument(
-        "--at-least", type=float, default=0, help="exit 1 below so many jobs a second"
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("scenario", nargs="*", help="all of them if none is named")
+    parser.add_argument("--db", choices=BOTH, help="both, one after the other, if not given")
+    parser.add_argument("--peers", action="store_true", help="beside other queues, too")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="of the number of jobs: 0.1 for a quick look"
+    )
+    parser.add_argument("--list", action="store_true", help="say which scenarios there are")
+    parser.add_argument("--json", type=Path, help="add the reports to those in this file")
+    parser.add_argument("--markdown", type=Path, help="write the table into this page")
     return parser.parse_args()
 
 
-def _choose_database(name: str, stack: ExitStack) -> None:
-    os.environ["MYXO_TEST_DATABASE"] = name
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
-    if name == "sqlite":
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="myxo-benchmark-"))
-        names = {alias: f"{folder}/{alias}.sqlite3" for alias in ("default", "other")}
-        os.environ["MYXO_TEST_NAMES"] = json.dumps(names)
-    elif not os.environ.get("MYXO_TEST_POSTGRES"):
-        os.environ["MYXO_TEST_POSTGRES"] = stack.enter_context(postgres_server(flush=True))
-
-
-def _print_machine(name: str) -> None:
+def _run(arguments: argparse.Namespace) -> int:
     import django
-    from django.db import connection
 
-    version = f"SQLite {sqlite3.sqlite_version}"
-    if name == "postgres":
-        connection.ensure_connection()
-        version = f"PostgreSQL {connection.pg_version // 10_000}"  # type: ignore[attr-defined]
-    print(
-        f"{version}, Python {platform.python_version()}, Django {django.__version__}, "
-        f"{os.cpu_count()} cores, a flush of the drive takes {_flush_milliseconds():.2f} ms"
-    )
+    django.setup()
+    from tests.benchmarks import machine, pages, peers, scenarios
+
+    assert scenarios.__all__
+    if arguments.list:
+        for one in SCENARIOS.values():
+            print(f"{one.name:14} {', '.join(one.databases):17} {one.what}")
+        return 0
+    chosen = _chosen(arguments)
+    database.prepare()
+    line = machine.describe()
+    print(line, flush=True)
+    bench = Bench(arguments.db, arguments.rounds, arguments.scale)
+    if arguments.peers:
+        bench = peers.install(bench)
+    reports = []
+    for one in chosen:
+        report = _measure(one, bench, line)
+        print("\n".join(report.lines()), flush=True)
+        reports.append(report)
+        if arguments.json:
+            pages.add_to(arguments.json, [report])
+    _close_connections()
+    if arguments.markdown:
+        pages.write_table(arguments.markdown, pages.read(arguments.json))
+    return 0 if all(report.passed for report in reports) else 1
 
 
-def _flush_milliseconds() -> float:
-    """Return the median time of a small write and its fsync."""
-    times = []
-    with tempfile.TemporaryFile() as file:
-        for _ in range(50):
-            began = time.perf_counter()
-            file.write(b"x" * 4096)
-            file.flush()
-            os.fsync(file.fileno())
-            times.append(time.perf_counter() - began)
-    return statistics.median(times) * 1000
+def _chosen(arguments: argparse.Namespace) -> list[Scenario]:
+    unknown = set(arguments.scenario) - set(SCENARIOS)
+    if unknown:
+        sys.exit(f"no scenario {', '.join(sorted(unknown))}; --list says which there are")
+    names = arguments.scenario or list(SCENARIOS)
+    return [SCENARIOS[name] for name in names if arguments.db in SCENARIOS[name].databases]
 
 
-def _measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
-    from tests.benchmarks import scenarios
+def _measure(one: Scenario, bench: Bench, machine: str) -> Report:
+    from tests.benchmarks.evidence import Void
+    from tests.benchmarks.peers import DJANGO_PEER_NAMES
 
-    ours, raw = scenarios.SCENARIOS[name]
-    times: dict[str, list[float]] = {"ours": [], "raw": []}
-    for _ in range(arguments.rounds):
-        times["ours"].append(arguments.jobs / ours(arguments.jobs))
-        times["raw"].append(arguments.jobs / raw(arguments.jobs))
-    medians = {side: statistics.median(rates) for side, rates in times.items()}
-    print(
-        f"{name:12} ours {medians['ours']:10,.0f} jobs/s   raw {medians['raw']:10,.0f} jobs/s   "
-        f"ratio {medians['ours'] / medians['raw']:.2f}   "
-        f"(ours over {arguments.rounds} rounds: "
-        f"{', '.join(f'{rate:,.0f}' for rate in times['ours'])})",
-        flush=True,
-    )
-    return medians
+    report = Report(one.name, database.label(bench.database), one.what, machine)
+    try:
+        one.measure(bench, report)
+    except Void as void:
+        report.void = str(void)
+    report.judge(one.marks[bench.database], DJANGO_PEER_NAMES)
+    return report
+
+
+def _close_connections() -> None:
+    from django.db import connections
+
+    connections.close_all()
 
 
 if __name__ == "__main__":

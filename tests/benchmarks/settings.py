@@ -1,9 +1,16 @@
-"""The suite's settings, but quiet, and with the drive as careful as by default."""
+"""The suite's settings, but quiet, and with the drive as careful as by default.
+
+MYXO_BENCHMARK_TIMEOUT   seconds that a connection waits for SQLite's lock
+"""
+
+import os
 
 from tests.settings import *  # noqa: F403
-from tests.settings import DATABASE, DATABASES
+from tests.settings import DATABASE, DATABASES, INSTALLED_APPS
 
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.benchmarks"]
 LOGGING = {"version": 1, "disable_existing_loggers": False}
 if DATABASE == "sqlite":
     for database in DATABASES.values():
         database["OPTIONS"]["init_command"] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+        database["OPTIONS"]["timeout"] = float(os.environ.get("MYXO_BENCHMARK_TIMEOUT", 20))

@@ -114,7 +114,7 @@ class Suite:
             if self._database in (None, database)
         ]
         with ThreadPoolExecutor(self._at_once) as pool:
-            reports = list(pool.map(lambda run: self._run(*run), runs))
+            reports = list(pool.map(lambda run: self.run_one(*run), runs))
         print()
         _print_table(reports)
         return 0 if reports and all(report.verdict == "passed" for report in reports) else 1
@@ -128,13 +128,14 @@ class Suite:
             for fault in CONTROLS[name].faults:
                 for database in SCENARIOS[fault].databases:
                     if self._database in (None, database):
-                        report = self._run(SCENARIOS[fault], database)
+                        report = self.run_one(SCENARIOS[fault], database)
                         if report.verdict != "FAILED":
                             went_unnoticed.append(f"{name} in {fault} on {database}")
         print(f"not noticed: {', '.join(went_unnoticed) or 'none'}")
         return 1 if went_unnoticed else 0
 
-    def _run(self, scenario: Scenario, database: str) -> Report:
+    def run_one(self, scenario: Scenario, database: str) -> Report:
+        """Run a scenario on one database, and say how it went."""
         folder = Path(tempfile.mkdtemp(prefix=f"myxo-chaos-{scenario.fault}-{database}-"))
         folder.chmod(0o755)
         order = Order(

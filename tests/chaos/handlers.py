@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -16,6 +22,7 @@ from tests.chaos.jobs import (
     POISONS,
     AsyncHang,
     Dirt,
+    Frozen,
     Hang,
     Leak,
     Litter,
@@ -23,8 +30,10 @@ from tests.chaos.jobs import (
     Zoo,
 )
 from tests.chaos.oracle import Put
-from tests.chaos.rig import POSTGRES, Rig, level_of, short_work
+from tests.chaos.rig import POSTGRES, Rig, Tree, level_of, short_work
 from tests.chaos.scenario import scenario
+
+FROZEN_SECONDS = 8.0
 
 
 @scenario("F22", "handlers that end their process: segfault, exit, abort, stack overflow, kill")
@@ -75,10 +84,18 @@ def handlers_leak(rig: Rig) -> None:
     rig.expect(not used_attempts, f"attempts used by a replacement: {used_attempts[:3]}")
 
 
-@scenario("F24", "handlers that never end: in Python, in a lock, in C that keeps the interpreter")
+@scenario(
+    "F24", "handlers that never end: in Python, a lock, C that keeps the interpreter, the kernel"
+)
 def handlers_hang(rig: Rig) -> None:
-    alone = rig.start_workers("--grace", "2")
-    rig.start_workers("--grace", "2", processes=2)
+    with _disk(rig) as disk:
+        _hang(rig, disk)
+
+
+def _hang(rig: Rig, disk: Path | None) -> None:
+    environment = {"MYXO_CHAOS_DISK": str(disk)}
+    alone = rig.start_workers("--grace", "2", **environment)
+    rig.start_workers("--grace", "2", processes=2, **environment)
     rig.put_steadily(rate=30.0)
     rig.warm_up()
     hangs = []
@@ -90,13 +107,53 @@ def handlers_hang(rig: Rig) -> None:
             number = rig.oracle.number()
             request = AsyncHang(number) if how == "in the loop" else Hang(number, how)
             hangs.append(rig.oracle.put(request))
+        if disk is not None:
+            _freeze(rig, disk)
         rig.wait_until_drained()
     rig.bites = _check_failed(rig, hangs, HANG_ATTEMPTS, "JobTimeout")
 
 
+@contextmanager
+def _disk(rig: Rig) -> Iterator[Path | None]:
+    """Mount a disk that can be frozen; None where this machine does not permit that."""
+    image, folder = rig.folder / "image", rig.folder / "disk"
+    folder.mkdir()
+    try:
+        for command in (["truncate", "-s", "16M"], ["mkfs.ext4", "-q"]):
+            subprocess.run([*command, image], check=True)
+        subprocess.run(["mount", "-o", "loop", image, folder], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        rig.notes.append(f"no disk can be frozen here: {error}")
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def _freeze(rig: Rig, disk: Path) -> None:
+    """Freeze the disk for longer than a timeout, the grace and what follows it, and a lease."""
+    subprocess.run(["fsfreeze", "-f", disk], check=True)
+    try:
+        puts = [rig.oracle.put(Frozen(rig.oracle.number())) for _ in range(2)]
+        ids = {put.job_id for put in puts}
+        rig.wait_until(
+            lambda: ids <= {line.job for line in rig.begun()}, because="jobs meet the frozen disk"
+        )
+        time.sleep(FROZEN_SECONDS)
+    finally:
+        subprocess.run(["fsfreeze", "-u", disk], check=True)
+
+
 @scenario("F25", "handlers that change what belongs to the whole process, or raise what ends it")
 def handlers_change_the_process(rig: Rig) -> None:
-    trees = [rig.start_workers(), rig.start_workers(processes=2)]
+    # Where only this topic runs, one job at a time, each next one must find all as it was.
+    trees = [
+        rig.start_workers("--topics", "chaos.Litter"),
+        rig.start_workers("--topics", "chaos.Litter", processes=1),
+        rig.start_workers("--exclude", "chaos.Litter", processes=2),
+    ]
     rig.put_steadily(make=_litter)
     rig.warm_up()
     animals = ["system exit", "interrupt", "generator exit", "base"]
@@ -106,6 +163,12 @@ def handlers_change_the_process(rig: Rig) -> None:
     ]
     rig.wait_until_drained()
     rig.bites = _check_failed(rig, strange, 2, "")
+    looks = {
+        put.job_id
+        for put in rig.oracle.puts
+        if isinstance(put.request, Litter) and put.request.what == "nothing"
+    }
+    rig.bites += sum(line.job in looks for line in rig.begun())
     for tree in trees:
         tree.send(signal.SIGTERM)
         rig.expect(tree.wait(5) == 0, "a worker with changed surroundings did not drain")
@@ -113,24 +176,53 @@ def handlers_change_the_process(rig: Rig) -> None:
 
 
 def _litter(number: int, chance: Random) -> msgspec.Struct:
+    if number % 4 > 1:
+        return short_work(number, chance)
     what = ("no stdout", "a folder", "a mask", "a signal handler", "a locale")
-    return Litter(number, chance.choice(what)) if number % 5 == 0 else short_work(number, chance)
+    # Beside others a job may meet what one that still runs has changed.
+    return Litter(number, chance.choice(what) if number % 4 else "nothing")
 
 
 @scenario("F26", "handlers that fork, or leave a child or a thread behind")
 def handlers_leave_processes(rig: Rig) -> None:
-    rig.start_workers()
-    rig.start_workers(processes=2)
+    trees = [rig.start_workers(), rig.start_workers(processes=2)]
     rig.put_steadily(make=_leavings)
     rig.warm_up()
     rig.bites = 0
     for _ in rig.moments(0.2, 0.5):
-        rig.bites += sum(len(tree.descendants()) > tree.processes for tree in rig.trees)
+        rig.bites += sum(len(tree.descendants()) > tree.processes for tree in trees)
+        shared = _shared_sockets(trees)
+        rig.expect(not shared, f"sockets of two processes: {shared}")
     rig.wait_until_drained()
+    for tree in trees:
+        told = tree.log().count(" have left behind: ")
+        rig.expect(0 < told <= tree.processes, f"told {told} times of what was left behind")
+        rig.wait_until(partial(_has_no_copies, tree), because="forked copies of a worker end")
+
+
+def _shared_sockets(trees: list[Tree]) -> list[str]:
+    """Return the sockets that more than one worker process or supervisor has open."""
+    pids = [pid for tree in trees for pid in {tree.pid, *tree.workers()}]
+    opened = Counter(socket for pid in pids for socket in _sockets(pid))
+    return [socket for socket, times in opened.items() if times > 1]
+
+
+def _sockets(pid: int) -> set[str]:
+    found = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.add(str(descriptor.readlink()))
+    return {target for target in found if target.startswith("socket:")}
+
+
+def _has_no_copies(tree: Tree) -> bool:
+    others = set(tree.descendants()) - set(tree.workers())
+    return not any(_sockets(pid) for pid in others)
 
 
 def _leavings(number: int, chance: Random) -> msgspec.Struct:
-    what = ("a fork", "a child", "a thread")
+    what = ("a fork", "a fork that comes back", "a child", "a thread")
     return Litter(number, chance.choice(what)) if number % 10 == 0 else short_work(number, chance)
 
 
@@ -148,6 +240,19 @@ def handlers_leave_connections_dirty(rig: Rig) -> None:
         rig.oracle.put(Dirt(rig.oracle.number(), what))
         rig.oracle.put(Dirt(rig.oracle.number(), "nothing"))
         rig.bites += what != "nothing"
+    rig.wait_until_drained()
+    if rig.database == POSTGRES:
+        rig.wait_until(_nothing_is_left_open, because="no idle session keeps a lock", within=3)
+
+
+def _nothing_is_left_open() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity LEFT JOIN pg_locks USING (pid) "
+            "WHERE application_name = 'chaos-worker' "
+            "AND (state LIKE 'idle in%' OR (state = 'idle' AND locktype IS NOT NULL))"
+        )
+        return bool(cursor.fetchone() == (0,))
 
 
 @scenario("F34", "errors that cannot be stored as they are, and one that cannot be stored at all")

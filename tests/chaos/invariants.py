@@ -17,11 +17,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from tests.chaos.jobs import LEASE, AsyncHang, Dirt, Hang, Poison, Stale, Work, Zoo
+from tests.chaos.jobs import LEASE, AsyncHang, Dirt, Frozen, Hang, Poison, Stale, Work, Zoo
 from tests.chaos.oracle import Put
 from tests.chaos.rig import POSTGRES, Loss, Rig, connections_of_workers, level_of
 from tests.ledger import Line
@@ -35,7 +36,7 @@ LEFT_OF_A_LEASE = LEASE * 0.4
 
 # How long a process may take to die of its job; of a hang after its timeout, the grace
 # and what the supervisor adds.
-DYING_SECONDS: dict[type, float] = {Poison: 1.0, Hang: 8.0}
+DYING_SECONDS: dict[type, float] = {Poison: 1.0, Hang: 8.0, Frozen: 20.0}
 SPARE_DESCRIPTORS = 50  # a handler's thread opens up to three for its connection
 SPARE_RSS_MIB = 64
 LONGEST_LIST = 5
@@ -73,6 +74,11 @@ class Report(msgspec.Struct, frozen=True):
     slowest_recovery: float | None
     violations: list[str]
     notes: list[str] = []
+    kills: int = 0
+    interrupted: int = 0
+    failed_unrun: int = 0
+    unexplained: int = 0
+    median_recovery: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -122,11 +128,14 @@ class Check:
         self._runs = runs_of(rig.ledger.lines())
         self._puts = {put.number: put for put in rig.oracle.puts}
         self._rows = self._read_rows()
+        self._losses_of: defaultdict[int | None, list[Loss]] = defaultdict(list)
         self._lost: list[Put] = []
+        self._failed_unrun = 0
         self._twice: list[list[Run]] = []
+        self._unexplained: list[str] = []
 
     def report(self) -> Report:
-        self._note_poisons()
+        self._note_losses()
         self._nothing_is_lost()
         self._nothing_rolled_back_ran()
         self._outcomes_are_those_of_the_last_runs()
@@ -136,17 +145,23 @@ class Check:
         self._the_log_is_clean()
         self._workers_are_well()
         rig = self._rig
+        interrupted = self._interrupted()
         return Report(
             fault=rig.fault,
             database=rig.database,
             seed=rig.seed,
-            bites=self._interrupted() if rig.bites is None else rig.bites,
+            bites=interrupted if rig.bites is None else rig.bites,
             puts=sum(put.outcome == "acknowledged" for put in rig.oracle.puts),
             lost=len(self._lost),
             run_twice=len(self._twice),
             slowest_recovery=max(rig.recoveries, default=None),
             violations=rig.violations,
             notes=rig.notes,
+            kills=sum(loss.kind == "kill" for loss in rig.losses),
+            interrupted=interrupted,
+            failed_unrun=self._failed_unrun,
+            unexplained=len(self._unexplained),
+            median_recovery=median(rig.recoveries) if rig.recoveries else None,
         )
 
     def _read_rows(self) -> dict[int, dict[str, Any]]:
@@ -200,6 +215,7 @@ class Check:
             row = self._rows.get(put.job_id)
             if row is not None and row["status"] == "failed":
                 if not runs:
+                    self._failed_unrun += 1
                     wrong.append(f"{put.request} failed without a run: {row['error'][:200]}")
                 elif not may_fail(put.request):
                     wrong.append(f"{put.request} failed: {row['error'][:200]}")
@@ -218,7 +234,6 @@ class Check:
     # -- I4, I5 --------------------------------------------------------------
 
     def _each_second_run_has_a_reason(self) -> None:
-        unexplained = []
         for runs in self._runs.values():
             again = [
                 (run, following)
@@ -227,15 +242,15 @@ class Check:
             ]
             if again:
                 self._twice.append(runs)
-            unexplained += [
+            self._unexplained += [
                 f"job {run.job}: {run}; then {following}"
                 for run, following in again
                 if not any(excuses(loss, run, following) for loss in self._rig.losses)
             ]
-        self._violate("I4/I5 ran again without a reason", unexplained)
+        self._violate("I4/I5 ran again without a reason", self._unexplained)
 
-    def _note_poisons(self) -> None:
-        """Take note of the processes that end for the sake of their own jobs."""
+    def _note_losses(self) -> None:
+        """Sort the losses by process, with those that end for the sake of their own jobs."""
         for runs in self._runs.values():
             put = self._puts.get(runs[0].number)
             dying = None if put is None else DYING_SECONDS.get(type(put.request))
@@ -243,6 +258,8 @@ class Check:
                 self._rig.losses += [
                     Loss("kill", run.pid, run.begun, run.begun + dying) for run in runs
                 ]
+        for loss in self._rig.losses:
+            self._losses_of[loss.pid].append(loss)
 
     def _interrupted(self) -> int:
         """Return how many runs a fault has interrupted, or let outlive their claims."""
@@ -250,24 +267,33 @@ class Check:
             1
             for runs in self._runs.values()
             for run in runs
-            if any(
-                loss.pid == run.pid and run.begun <= loss.since <= run.ended
-                for loss in self._rig.losses
-            )
+            if any(run.begun <= loss.since <= run.ended for loss in self._losses_of[run.pid])
         )
 
     def _recoveries_are_quick(self) -> None:
         slow = []
-        for loss in self._rig.losses:
-            if loss.kind != "kill" or loss.within is None:
-                continue
-            for runs in self._runs.values():
-                for run, following in pairwise(runs):
-                    if run.pid == loss.pid and run.begun <= loss.since < run.ended:
-                        took = following.begun - loss.since
+        claimed_in_vain = []
+        for runs in self._runs.values():
+            for run, following in pairwise(runs):
+                for loss in self._losses_of[run.pid]:
+                    if loss.kind != "kill" or loss.within is None:
+                        continue
+                    if not run.begun <= loss.since < run.ended:
+                        continue
+                    took = following.begun - loss.since
+                    # Further attempts were claims of workers that died before they started it.
+                    claims = following.attempt - run.attempt
+                    if claims <= 1:
                         self._rig.recoveries.append(took)
-                        if took > loss.within:
-                            slow.append(f"job {run.job} after {took:.2f} s, not {loss.within:g}")
+                    else:
+                        claimed_in_vain.append(took)
+                    if took > loss.within * max(claims, 1):
+                        slow.append(f"job {run.job} after {took:.2f} s, not {loss.within:g}")
+        if claimed_in_vain:
+            self._rig.notes.append(
+                f"claimed by a worker that was killed before the start: {len(claimed_in_vain)}, "
+                f"{max(claimed_in_vain):.2f} s at most"
+            )
         self._violate("a killed worker's job began again late", slow)
 
     # -- I7, I8, I9 ----------------------------------------------------------

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -73,6 +74,35 @@ def work(request: Work, run: Run) -> None:
         time.sleep(request.seconds)
         if run.attempt <= request.raises:
             raise ValueError(f"attempt {run.attempt} of {request.number}")
+
+
+SHORT_SECONDS = 0.05
+SHORT_AT_ONCE = 10
+SHORT_LEASE = 5.0
+
+
+class Short(msgspec.Struct, frozen=True):
+    """Take a while, with everything as it is by default."""
+
+    number: int
+
+
+@job(Short, workers=SHORT_AT_ONCE)
+def short(request: Short, run: Run) -> None:
+    with recorded(request.number, run):
+        time.sleep(SHORT_SECONDS)
+
+
+class Leased(msgspec.Struct, frozen=True):
+    """The same, with the lease for workers that have no supervisor."""
+
+    number: int
+
+
+@job(Leased, workers=SHORT_AT_ONCE, lease=SHORT_LEASE)
+def leased(request: Leased, run: Run) -> None:
+    with recorded(request.number, run):
+        time.sleep(SHORT_SECONDS)
 
 
 class Long(msgspec.Struct, frozen=True):
@@ -196,6 +226,18 @@ def hang(request: Hang, run: Run) -> None:
         zoo.HANGS[request.how]()
 
 
+class Frozen(msgspec.Struct, frozen=True):
+    """Write to a disk that may be frozen: the kernel then lets nothing interrupt that."""
+
+    number: int
+
+
+@job(Frozen, lease=LEASE, attempts=100, timeout=HANG_SECONDS, backoff=0.05)
+def write_to_a_disk(request: Frozen, run: Run) -> None:
+    with recorded(request.number, run):
+        Path(os.environ["MYXO_CHAOS_DISK"], str(request.number)).write_text("x")
+
+
 class AsyncHang(msgspec.Struct, frozen=True):
     """Never end by itself, in the event loop."""
 
@@ -208,14 +250,28 @@ async def hang_in_the_loop(request: AsyncHang, run: Run) -> None:
         await asyncio.Event().wait()
 
 
+class Async(msgspec.Struct, frozen=True):
+    """Ask the database something, in the event loop."""
+
+    number: int
+
+
+@job(Async, workers=4, lease=LEASE)
+async def ask_in_the_loop(request: Async, run: Run) -> None:
+    from myxo_jobs.models import Job
+
+    with recorded(request.number, run):
+        await Job.objects.filter(pk=0).aexists()
+
+
 class Litter(msgspec.Struct, frozen=True):
-    """Leave something behind in the process."""
+    """Leave something behind in the process, or look whether somebody has."""
 
     number: int
     what: str
 
 
-@job(Litter, lease=LEASE)
+@job(Litter, lease=LEASE, attempts=1)
 def litter(request: Litter, run: Run) -> None:
     with recorded(request.number, run):
         zoo.LITTER[request.what]()
@@ -262,13 +318,25 @@ def changed(request: Changed, run: Run) -> None:
         pass
 
 
-class Rare(msgspec.Struct, frozen=True):
-    """Be put seldom, beside a busy topic."""
+class Flood(msgspec.Struct, frozen=True):
+    """Be one of very many, with the usual lease: so many processes get little time each."""
 
     number: int
 
 
-@job(Rare, lease=LEASE)
+@job(Flood, workers=4)
+def flood(request: Flood, run: Run) -> None:
+    with recorded(request.number, run):
+        pass
+
+
+class Rare(msgspec.Struct, frozen=True):
+    """Be put seldom, beside a busy topic; with the usual lease, as the flood."""
+
+    number: int
+
+
+@job(Rare)
 def rare(request: Rare, run: Run) -> None:
     with recorded(request.number, run):
         pass

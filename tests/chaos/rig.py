@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -45,8 +47,15 @@ class Loss(msgspec.Struct):
 class Tree:
     """A `runjobs` process and its children, in a process group of their own."""
 
-    def __init__(self, options: tuple[str, ...], log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        options: tuple[str, ...],
+        log: Path,
+        environment: dict[str, str],
+        user: int | None = None,
+    ) -> None:
         self.options = options
+        self.prefix = [] if user is None else _as_user(user)
         self.log_file = log
         self._environment = environment
         self._log = log.open("ab")
@@ -55,7 +64,7 @@ class Tree:
     def start(self) -> None:
         """Start it, or start it again after its end."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "django", "runjobs", *self.options],
+            [*self.prefix, sys.executable, "-m", "django", "runjobs", *self.options],
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -79,8 +88,12 @@ class Tree:
 
     def children(self) -> list[int]:
         """Return the pids of its worker processes."""
-        with suppress(psutil.NoSuchProcess):
-            return [child.pid for child in psutil.Process(self.pid).children()]
+        # psutil would read the state of every process of the machine.
+        with suppress(OSError):
+            return [
+                int(pid)
+                for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            ]
         return []
 
     def descendants(self) -> list[int]:
@@ -112,6 +125,10 @@ class Tree:
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
+
+    def names(self) -> list[str]:
+        """Return what its worker processes are called since its last start."""
+        return re.findall(r"worker=(\S+) started using=", self.log())[-self.processes :]
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -169,19 +186,21 @@ class Rig:
     # -- workers -------------------------------------------------------------
 
     def start_workers(
-        self, *options: str, processes: int = 0, wait: bool = True, **environment: str
+        self,
+        *options: str,
+        processes: int = 0,
+        wait: bool = True,
+        user: int | None = None,
+        **environment: str,
     ) -> Tree:
-        """Start `runjobs`, with so many processes under a supervisor or alone."""
+        """Start `runjobs`, with so many processes under a supervisor or alone.
+
+        `user` is the number of a user who need not exist.
+        """
         if processes:
             options = ("--processes", str(processes), *options)
-        variables = {
-            **os.environ,
-            "MYXO_CHAOS_NAME": "chaos-worker",
-            **controls.environment(controls.of_this_run()),
-            **environment,
-        }
         log = self.folder / f"runjobs-{len(self.trees) + len(self.retired) + 1}.log"
-        tree = Tree(options, log, variables)
+        tree = Tree(options, log, worker_environment(**environment), user)
         self.trees.append(tree)
         if wait:
             self.wait_for_start(tree, tree.processes)
@@ -239,6 +258,10 @@ class Rig:
         """Work undisturbed for a while, take note of what the workers use, start the clock."""
         time.sleep(seconds)
         self.levels = {tree: level_of(tree) for tree in self.trees}
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Let the time of the run begin now."""
         self._deadline = time.monotonic() + self.seconds
 
     # -- time ----------------------------------------------------------------
@@ -275,7 +298,8 @@ class Rig:
         self.oracle.stop()
         began = time.monotonic()
         self.wait_until(self._is_drained, because="the queue drains", within=self.drain_seconds)
-        self.notes.append(f"drained in {time.monotonic() - began:.1f} s")
+        others = [note for note in self.notes if not note.startswith("drained in ")]
+        self.notes = [*others, f"drained in {time.monotonic() - began:.1f} s"]
 
     def _is_drained(self) -> bool:
         from myxo_jobs.models import Job
@@ -288,6 +312,21 @@ class Rig:
             return False
 
     # -- faults --------------------------------------------------------------
+
+    @contextmanager
+    def writers_held(self) -> Iterator[None]:
+        """Around a time in which statements that write to the table wait where they are."""
+        if self.database == POSTGRES:
+            import psycopg
+
+            with psycopg.connect(self.server.url) as other:
+                other.execute("LOCK TABLE myxo_jobs IN EXCLUSIVE MODE")
+                yield
+            return
+        name = str(connection.settings_dict["NAME"])
+        with closing(sqlite3.connect(name, isolation_level=None, timeout=20)) as file:
+            file.execute("BEGIN IMMEDIATE")
+            yield
 
     def kill(self, pid: int, *, within: float | None) -> None:
         """Kill a process; jobs that it interrupts must begin again so soon."""
@@ -366,6 +405,27 @@ class Rig:
             lines = file.read().split(b"\n")[1:-1]
         decoded = [msgspec.json.decode(line, type=Line) for line in lines]
         return [line for line in decoded if line.event == "begin"]
+
+
+def _as_user(number: int) -> list[str]:
+    """Return what runs a command as a user who need not exist, and who may read all files."""
+    may_read = "-all,+dac_override,+dac_read_search"
+    capabilities = [f"--inh-caps={may_read}", f"--ambient-caps={may_read}"]
+    return ["setpriv", "--reuid", str(number), "--clear-groups", *capabilities]
+
+
+def worker_environment(**more: str) -> dict[str, str]:
+    """Return the environment of a worker process."""
+    return {
+        **os.environ,
+        "MYXO_CHAOS_NAME": "chaos-worker",
+        **controls.environment(controls.of_this_run()),
+        **more,
+    }
+
+
+# Settings with which a project logs nowhere, and the worker to its standard error.
+NO_LOGGING = {"MYXO_TEST_SETTINGS": '{"LOGGING": {}}'}
 
 
 def short_work(number: int, chance: random.Random) -> msgspec.Struct:

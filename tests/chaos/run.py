@@ -33,6 +33,8 @@ class Order(msgspec.Struct, frozen=True):
 
 def run(order: Order) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("it took too long"))
+    # Under nohup it is ignored, and would be by the workers; a function is not inherited.
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
     with ExitStack() as stack:
         server = _choose_database(order, stack)
         import django
@@ -41,7 +43,7 @@ def run(order: Order) -> None:
         from django.core.management import call_command
 
         call_command("migrate", verbosity=0)
-        from tests.chaos import invariants
+        from tests.chaos import invariants, kills
         from tests.chaos.catalogue import SCENARIOS
         from tests.chaos.rig import Rig
 
@@ -50,7 +52,7 @@ def run(order: Order) -> None:
         if server is not None:
             rig.server = server
         try:
-            SCENARIOS[order.fault].inject(rig)
+            {**SCENARIOS, **kills.SCENARIOS}[order.fault].inject(rig)
         finally:
             rig.oracle.stop()
         rig.wait_until_drained()

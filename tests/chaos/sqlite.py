@@ -10,7 +10,7 @@ from pathlib import Path
 from django.db import OperationalError, connection, transaction
 
 from myxo_jobs import Jobs
-from tests.chaos.jobs import LEASE, Once
+from tests.chaos.jobs import LEASE, Echo, Once
 from tests.chaos.rig import SQLITE, Rig, mixed_work
 from tests.chaos.scenario import scenario
 
@@ -61,8 +61,7 @@ def callers_read_before_they_put(rig: Rig) -> None:
 
 @scenario("F52", "a long reader, beside which the write-ahead log grows", (SQLITE,))
 def a_reader_stays(rig: Rig) -> None:
-    rig.start_workers()
-    rig.start_workers(processes=2)
+    trees = [rig.start_workers(), rig.start_workers(processes=2)]
     rig.put_steadily(make=mixed_work)
     rig.warm_up()
     log = Path(f"{connection.settings_dict['NAME']}-wal")
@@ -70,6 +69,11 @@ def a_reader_stays(rig: Rig) -> None:
         other.execute("BEGIN")
         other.execute("SELECT count(*) FROM myxo_jobs").fetchone()
         before = log.stat().st_size
-        for _ in rig.moments(0.5, 1.5):
+        for _ in rig.moments(0.2, 0.4):
+            for _ in range(3):
+                rig.oracle.put(Echo(rig.oracle.number(), "x" * 1_000_000))
             rig.measure_recovery(time.monotonic(), 2.0, "a look")
         rig.bites = (log.stat().st_size - before) // 4096
+    for tree in trees:
+        told = tree.log().count(" warns of the database: ")
+        rig.expect(0 < told <= tree.processes, f"{told} warnings of a log that has grown")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import locale
 import os
 import signal
@@ -12,8 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
+
+from tests.ledger import VARIABLE
 
 REFUSED = "the database refuses this error"
 
@@ -95,11 +99,30 @@ def _keep_the_interpreter() -> None:
     ctypes.PyDLL(None).sleep(3600)  # C code that does not let other threads run
 
 
+def _own_path(name: str) -> Path:
+    return Path(os.environ[VARIABLE]).with_name(f"{name} {threading.get_ident()} {time.time_ns()}")
+
+
+def _read_a_pipe() -> None:
+    path = _own_path("pipe")
+    os.mkfifo(path)
+    path.open()  # waits in the kernel for a writer
+
+
+def _wait_for_a_file() -> None:
+    path = _own_path("file")
+    with path.open("w") as holds, path.open("w") as waits:
+        fcntl.flock(holds, fcntl.LOCK_EX)
+        fcntl.flock(waits, fcntl.LOCK_EX)  # in the kernel
+
+
 HANGS: dict[str, Callable[[], None]] = {
     "spins": _spin,
     "sleeps": _sleep,
     "waits for a lock": _wait_for_a_lock,
     "keeps the interpreter": _keep_the_interpreter,
+    "reads a pipe": _read_a_pipe,
+    "waits for a file": _wait_for_a_file,
 }
 
 
@@ -117,8 +140,27 @@ def _change_signals() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def _surroundings() -> list[object]:
+    mask = os.umask(0)
+    os.umask(mask)
+    output = sys.stdout is not None and sys.stdout.closed
+    return [Path.cwd(), oct(mask), locale.setlocale(locale.LC_ALL), output]
+
+
+AT_FIRST = _surroundings()
+
+
+def _look_around() -> None:
+    """Raise unless the process is as it was at the start, and still hears of signals."""
+    now = _surroundings()
+    assert now == AT_FIRST, f"{now}, not {AT_FIRST}"
+    assert callable(signal.getsignal(signal.SIGTERM))
+
+
 LITTER: dict[str, Callable[[], object]] = {
+    "nothing": _look_around,
     "a fork": _fork,
+    "a fork that comes back": os.fork,
     "a child": lambda: subprocess.Popen(["sleep", "1"]),
     "a thread": lambda: threading.Thread(target=time.sleep, args=(1,), daemon=True).start(),
     "no stdout": lambda: sys.stdout.close(),
@@ -157,10 +199,22 @@ def _probe() -> None:
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(
-                "SELECT current_setting('search_path'), count(*) FROM pg_locks "
-                "WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+                "SELECT current_setting('search_path'), (SELECT count(*) FROM pg_cursors), "
+                "count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
             )
-            assert cursor.fetchone() == ('"$user", public', 0)
+            assert cursor.fetchone() == ('"$user", public', 0, 0)
+
+
+def _leave_a_cursor() -> None:
+    if connection.vendor == "postgresql":
+        _execute("DECLARE left_open CURSOR WITH HOLD FOR SELECT id FROM myxo_jobs")
+    else:
+        connection.cursor().execute("SELECT 1 UNION SELECT 2").fetchone()
+
+
+def _connect_often() -> None:
+    for _ in range(10):
+        connections.create_connection("default").ensure_connection()
 
 
 DIRT: dict[str, Callable[[], object]] = {
@@ -168,6 +222,8 @@ DIRT: dict[str, Callable[[], object]] = {
     "a transaction": lambda: _execute("BEGIN", "SELECT 1 FROM myxo_jobs"),
     "an aborted transaction": _abort,
     "a block": _leave_a_block,
+    "a cursor": _leave_a_cursor,
+    "many connections": _connect_often,
     "no autocommit": lambda: connection.set_autocommit(False),
     "a search path": lambda: _execute("SET search_path TO pg_catalog"),
     "a session lock": lambda: _execute("SELECT pg_advisory_lock(7)"),

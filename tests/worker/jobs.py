@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import locale
 import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 from django.db import transaction
@@ -413,3 +417,113 @@ def mute(request: Mute, run: Run) -> None:
     sys.stdout.close()
     begin(request.name, run)
     time.sleep(request.seconds)
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """Fork, and let the copy come back from the handler, or raise in it."""
+
+    name: str
+    raises: bool = False
+
+
+@job(Fork)
+def fork(request: Fork, run: Run) -> None:
+    begin(request.name, run)
+    if os.fork() == 0 and request.raises:
+        raise SystemExit
+
+
+class ForkAtomic(msgspec.Struct, frozen=True):
+    """As Fork, in the job's transaction."""
+
+    name: str
+
+
+@job(ForkAtomic, atomic=True)
+def fork_in_a_transaction(request: ForkAtomic, run: Run) -> None:
+    Note.objects.create(text=request.name)
+    os.fork()
+
+
+class ForkAsync(msgspec.Struct, frozen=True):
+    """As Fork, in the event loop."""
+
+    name: str
+
+
+@job(ForkAsync)
+async def fork_in_the_loop(request: ForkAsync, run: Run) -> None:
+    begin(request.name, run)
+    os.fork()
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """Change what the process has once for all jobs, or tell how it is."""
+
+    name: str
+    what: str = "look"
+
+
+def how_it_is() -> list[str]:
+    mask = os.umask(0)
+    os.umask(mask)
+    print("printed")
+    return [str(Path.cwd()), oct(mask), locale.setlocale(locale.LC_ALL), str(sys.stderr.closed)]
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "a folder": lambda: os.chdir("/"),
+    "a umask": lambda: os.umask(0o123),
+    "a locale": lambda: locale.setlocale(locale.LC_ALL, "C"),
+    "no output": lambda: sys.stdout.close(),
+    "no errors": lambda: sys.stderr.close(),
+}
+
+
+@job(Shared)
+def shared(request: Shared, run: Run) -> None:
+    if request.what == "look":
+        ledger.write("look", name=request.name, job=run.id, value=how_it_is())
+    else:
+        CHANGES[request.what]()
+
+
+class SharedAsync(msgspec.Struct, frozen=True):
+    """As Shared, in the event loop."""
+
+    name: str
+    what: str
+
+
+@job(SharedAsync)
+async def shared_by_the_loop(request: SharedAsync, run: Run) -> None:
+    CHANGES[request.what]()
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Leave a child process and a thread behind."""
+
+    seconds: float
+
+
+@job(Leave)
+def leave(request: Leave) -> None:
+    subprocess.Popen(["sleep", str(request.seconds)])
+    threading.Thread(target=time.sleep, args=(request.seconds,), name="left 1", daemon=True).start()
+    subprocess.run(["sleep", "0.1"], check=True)
+
+
+class Child(msgspec.Struct, frozen=True):
+    """Wait for a child process and for a thread."""
+
+    name: str
+    seconds: float
+
+
+@job(Child)
+def wait_for_a_child(request: Child, run: Run) -> None:
+    thread = threading.Thread(target=time.sleep, args=(request.seconds,))
+    thread.start()
+    subprocess.run(["sleep", str(request.seconds)], check=True)
+    thread.join()
+    end(request.name, run)

@@ -21,11 +21,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 jobs = Jobs()
 
 
+@pytest.fixture(autouse=True)
+def hang_ups_count():
+    """Let no process of a test ignore SIGHUP, as under nohup: a function is not inherited."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class Task(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_worker_that_is_told_to_stop_finishes_what_runs_and_starts_nothing_else(
     runjobs, ledger, number
 ):
@@ -46,6 +54,31 @@ def test_a_worker_that_is_told_to_stop_finishes_what_runs_and_starts_nothing_els
 
     runjobs("--topics", "worker.Slow", "--drain", ready=False)
     wait_until(lambda: not Job.objects.exists(), because="others get them at once", within=5)
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "1")], ids=["alone", "supervised"])
+def test_a_hang_up_beside_another_signal_does_not_cut_the_drain_short(runjobs, ledger, options):
+    process = runjobs("--topics", "worker.Slow", *options)
+    jobs.put(Slow("runs", seconds=1.5))
+    wait_until(lambda: ledger.count("begin", name="runs") == 1, because="it runs")
+    process.send(signal.SIGHUP)
+    time.sleep(0.2)
+    process.send(signal.SIGHUP)
+
+    assert process.wait(within=10) == 0
+    assert ledger.count("end", name="runs") == 1
+
+
+def test_a_worker_under_nohup_outlives_its_terminal(runjobs, ledger):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = runjobs("--topics", "worker.Slow")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send(signal.SIGHUP)
+    time.sleep(0.5)
+    jobs.put(Slow("later"))
+    wait_until(lambda: ledger.count("end", name="later") == 1, because="it still works")
 
 
 def test_an_idle_worker_is_gone_soon_after_it_is_told_to_stop(runjobs):
@@ -161,11 +194,12 @@ def test_the_command_runs_outside_the_main_thread(ledger):
 
 
 def test_stopping_a_worker_in_process_waits_for_its_jobs():
-    let_go = threading.Event()
+    runs, let_go = threading.Event(), threading.Event()
     ended: list[str] = []
 
     @job(Task, topic="t.Task")
     def handle(request: Task) -> None:
+        runs.set()
         let_go.wait(30)
         ended.append(request.name)
 
@@ -173,7 +207,7 @@ def test_stopping_a_worker_in_process_waits_for_its_jobs():
     jobs.put(Task("waits"))
     running = Worker(topics=["t.Task"])
     running.start()
-    wait_until(lambda: Job.objects.filter(status="running"), because="it runs")
+    wait_until(runs.is_set, because="it runs")
     running.request_stop()
     assert not running.join(0.3)
     let_go.set()

@@ -6,14 +6,17 @@ import gc
 import threading
 import time
 import warnings
+from datetime import timedelta
 
 import msgspec
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from myxo_jobs import Jobs, Run, Snooze, job
 from myxo_jobs.models import Job
 from myxo_jobs.testing import Worker
+from myxo_jobs.worker.board import Board
 from tests.rig import make_job, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -220,6 +223,23 @@ def test_a_claimed_job_that_does_not_start_is_given_back_at_its_place_without_an
     assert started[-4:] == ["long", "next 1", "next 2", "next 3"]
 
 
+def test_a_job_that_comes_to_stand_before_those_already_seen_is_found_by_an_idle_worker(worker):
+    started: list[str] = []
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None:
+        started.append(request.name)
+
+    worker(topics=["t.Task"], poll=0.2)
+    for place in range(3):
+        jobs.put(Task("new"))
+        wait_until(lambda: len(started) == 2 * place + 1, because="it is seen")  # noqa: B023
+        time.sleep(0.3)  # the worker is idle
+        due = timezone.now() - timedelta(minutes=1)
+        make_job("t.Task", due=due, payload='{"name": "late"}')
+        wait_until(lambda: len(started) == 2 * place + 2, because="it is found", within=5)  # noqa: B023
+
+
 # -- suspects -----------------------------------------------------------------
 
 
@@ -291,6 +311,33 @@ def test_no_backlog_of_quick_jobs_keeps_a_dead_worker_s_job_waiting(worker, slot
         wait_until(lambda: "lost" in started, because="it has its turn")
         assert started["lost"] - ready < 2.5
         assert Job.objects.count() > 1000  # it was not the last one
+    finally:
+        Job.objects.filter(status="pending").delete()
+
+
+def test_a_busy_worker_takes_a_killed_neighbour_s_job_as_soon_as_the_supervisor_tells(worker):
+    started: dict[str, float] = {}
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None:
+        started.setdefault(request.name, time.monotonic())
+        time.sleep(0.005)
+
+    board = Board()
+    jobs.put_many([Task("backlog")] * 6000)
+    worker(topics=["t.Task"], board=board)
+    waits = []
+    try:
+        for name in ("first", "second", "third"):
+            done = Job.objects.count()
+            wait_until(lambda: Job.objects.count() < done - 100, because="it is busy")  # noqa: B023
+            make_job("t.Task", status="expired", payload=f'{{"name": "{name}"}}')
+            board.tell_of_suspects()
+            told = time.monotonic()
+            wait_until(lambda: name in started, because="it has its turn")  # noqa: B023
+            waits.append(started[name] - told)
+        # Without being told it asks once a second. What it has ahead lasts for 0.2 s.
+        assert sorted(waits)[1] < 0.6, waits
     finally:
         Job.objects.filter(status="pending").delete()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,17 +23,21 @@ from django.utils.autoreload import get_child_arguments
 from myxo_jobs import checks, queue
 from myxo_jobs.databases import database_of
 from myxo_jobs.worker import Supervisor, Worker
+from myxo_jobs.worker.supervisor import HANG_UP, STOP_SIGNALS, listen_to_stop_signals
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WAIT_SECONDS = 0.5
 # How long a worker gets, after the grace, to end by itself.
 LEAVE_SECONDS = 2.0
+# A pipe that can be written to takes so much without waiting (PIPE_BUF of Linux); a
+# character may be four bytes.
+PIECE = 1024
+LOG_PATIENCE_SECONDS = 0.2
 # How a process that replaces itself hands on the runs that it could not interrupt.
 TIMED_OUT_VARIABLE = "MYXO_JOBS_TIMED_OUT"
 
 
 class Command(BaseCommand):
-    help = "Run the jobs of the topics that have a handler here, until SIGTERM or SIGINT."
+    help = "Run the jobs of the topics that have a handler here, until told to stop by a signal."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--topics", help="only these, separated by commas")
@@ -79,8 +85,7 @@ class Command(BaseCommand):
 
 def _run_alone(worker: Worker) -> None:
     if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            signal.signal(number, _Stop(worker))
+        listen_to_stop_signals(_Stop(worker))
         _let_signals_through()  # those that came while this process replaced another
     _charge_timed_out(worker.alias)
     worker.start()
@@ -94,6 +99,8 @@ def _run_alone(worker: Worker) -> None:
     if any(thread.name.startswith("myxo_jobs") for thread in threading.enumerate()):
         # A handler did not end within the grace; its job was given back.
         _exit_now(0)
+    if worker.was_stopped:
+        _end_soon()
 
 
 def _run_under_a_supervisor(pattern: Worker, options: dict[str, Any]) -> None:
@@ -106,6 +113,7 @@ def _run_under_a_supervisor(pattern: Worker, options: dict[str, Any]) -> None:
         drain=pattern.drain,
     )
     status = supervisor.run()
+    _end_soon()
     if status:
         sys.exit(status)
 
@@ -172,12 +180,12 @@ def _charge_timed_out(alias: str) -> None:
 def _hold_signals() -> None:
     """Let signals to stop wait: none may fall between this process and the one after it."""
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def _let_signals_through() -> None:
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 class _Stop:
@@ -188,6 +196,8 @@ class _Stop:
         self._asked = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._asked and number in HANG_UP:
+            return  # a terminal and its shell both tell of one end
         if self._asked:
             _exit_now(128 + number)
         self._asked = True
@@ -196,6 +206,14 @@ class _Stop:
         leave = threading.Timer(self._worker.grace + LEAVE_SECONDS, _exit_now, [0])
         leave.daemon = True
         leave.start()
+
+
+def _end_soon() -> None:
+    """Let the interpreter end without going through all objects once more.
+
+    That takes a tenth of a second of CPU time, and seconds on a machine that is busy.
+    """
+    gc.freeze()
 
 
 def _exit_now(status: int) -> None:
@@ -253,12 +271,45 @@ def _refuse_what_cannot_work(worker: Worker) -> None:
         raise CommandError("\n".join(f"{message.msg} {message.hint}" for message in found))
 
 
+class _PatientHandler(logging.Handler):
+    """Writes to standard error, but not where it would wait for a reader who does not read.
+
+    It would wait for ever, and with it every thread that has something to log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = f"{self.format(record)}\n"
+            if self._lost and self._may_write():
+                text = f"{self._lost} lines of the log are lost: nobody read it\n{text}"
+                self._lost = 0
+            for start in range(0, len(text), PIECE):
+                if not self._may_write():
+                    self._lost += 1
+                    return
+                sys.stderr.write(text[start : start + PIECE])
+                sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+    def _may_write(self) -> bool:
+        try:
+            wait = 0.0 if self._lost else LOG_PATIENCE_SECONDS
+            return bool(select.select([], [sys.stderr], [], wait)[1])
+        except (OSError, ValueError, AttributeError):
+            return True  # not something to wait for
+
+
 def _show_events() -> None:
     """Show the worker's events on standard error where the project logs them nowhere."""
     logger = logging.getLogger("myxo_jobs")
     if logger.hasHandlers():
         return
-    handler = logging.StreamHandler()
+    handler = _PatientHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     if logger.level == logging.NOTSET:

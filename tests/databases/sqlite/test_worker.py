@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 from django.db import connection, transaction
 
 from myxo_jobs import job
+from tests.app.models import Note
 from tests.ledger import Ledger
 from tests.rig import ROOT, Process, ago, make_job, process_environment, wait_until
 
@@ -167,3 +169,31 @@ def test_an_idle_worker_lets_living_holders_renew_first_after_anothers_write(wor
     committed = time.monotonic()
     wait_until(lambda: started, because="nobody has renewed it", within=5)
     assert started[0] - committed > 0.3
+
+
+def write_mebibytes(count: int) -> None:
+    """Write so much into the write-ahead log, and next to nothing into the file."""
+    note, _ = Note.objects.get_or_create(pk=1)
+    for number in range(count):
+        Note.objects.filter(pk=note.pk).update(text=str(number % 10) * 2**20)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_reader_beside_whom_the_log_grows_is_warned_of_once(runjobs):
+    file = connection.settings_dict["NAME"]
+    process = runjobs("--topics", "worker.Tiny")
+    write_mebibytes(60)  # without a reader it is started over
+    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM notes_note").fetchall()
+        time.sleep(6.0)
+        assert "warns" not in process.log()
+        write_mebibytes(60)
+        process.wait_for_log(" warns of the database: ", within=15)
+        write_mebibytes(20)
+        time.sleep(6.0)
+
+    told = [line for line in process.log().splitlines() if "warns" in line]
+    assert len(told) == 1
+    assert f"{file}-wal has grown to " in told[0]
+    assert f"`lsof {file}`" in told[0]

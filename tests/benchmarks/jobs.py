@@ -1,0 +1,100 @@
+"""The handlers: each does the least that a scenario needs, and notes that it ran."""
+
+from __future__ import annotations
+
+import msgspec
+from django.db import connection
+
+from myxo_jobs import Jobs, job
+from tests.app.models import Note
+from tests.benchmarks.evidence import Evidence, write_down
+
+NOTES = 1_000
+
+jobs = Jobs()
+evidence = Evidence()
+
+
+class Noop(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Noop, topic="benchmark.noop")
+def noop(request: Noop) -> None:
+    evidence.note(request.number)
+
+
+class Unserved(msgspec.Struct, frozen=True):
+    """Put while a worker is busy with other jobs, so that only the put is measured."""
+
+    number: int
+
+
+@job(Unserved, topic="benchmark.unserved")
+def unserved(request: Unserved) -> None:
+    evidence.note(request.number)
+
+
+class Timed(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Timed, topic="benchmark.timed")
+def timed(request: Timed) -> None:
+    evidence.note_moment(request.number)
+
+
+class AsyncNoop(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(AsyncNoop, topic="benchmark.async", workers=100)
+async def async_noop(request: AsyncNoop) -> None:
+    evidence.note(request.number)
+
+
+class UpdateNote(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(UpdateNote, topic="benchmark.orm")
+def update_note(request: UpdateNote) -> None:
+    update_by_orm(request.number)
+    evidence.note(request.number)
+
+
+def update_by_orm(number: int) -> None:
+    Note.objects.filter(pk=number % NOTES + 1).update(words=number)
+
+
+class UpdateAtomically(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(UpdateAtomically, topic="benchmark.atomic", atomic=True)
+def update_atomically(request: UpdateAtomically) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE notes_note SET words = %s WHERE id = %s",
+            [request.number, request.number % NOTES + 1],
+        )
+    evidence.note(request.number)
+
+
+class Written(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Written, topic="benchmark.written")
+def written(request: Written) -> None:
+    """Note the run in a file: for workers that are processes of `runjobs`."""
+    write_down(request.number)
+
+
+class Failing(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Failing, topic="benchmark.failing", workers=4, attempts=3, backoff=1.0)
+def failing(request: Failing) -> None:
+    raise ConnectionRefusedError("the service behind this handler is down")

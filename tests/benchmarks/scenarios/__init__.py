@@ -1,0 +1,14 @@
+"""The scenarios, one module for each kind; importing them fills the list."""
+
+from tests.benchmarks.scenarios import (
+    beside,
+    claims,
+    drains,
+    idle,
+    latency,
+    load,
+    puts,
+    resources,
+)
+
+__all__ = ["beside", "claims", "drains", "idle", "latency", "load", "puts", "resources"]

@@ -1,0 +1,114 @@
+"""How quickly a queue that is full is emptied by one worker process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.benchmarks import database
+from tests.benchmarks.bench import Bench, scenario
+from tests.benchmarks.evidence import check_each_ran_once, wait_for_jobs, written_down
+from tests.benchmarks.peers import Peer, contestants, left_out_if_void
+from tests.benchmarks.processes import Stage, python_actor
+from tests.benchmarks.reports import DJANGO_PEERS, OURS, PEERS, RAW, Report, at_least
+
+JOBS = 40_000
+SLOW_JOBS = 8_000
+PEER_PATIENCE = 60.0
+RATE = "jobs/s"
+
+
+@scenario(
+    "no-op jobs a second, one worker process",
+    postgres=[
+        at_least(RATE, 0.5, RAW),
+        at_least(RATE, 2.5, "pgqueuer"),
+        at_least(RATE, 30, DJANGO_PEERS),
+        at_least(RATE, 1, "Graphile Worker"),
+    ],
+    sqlite=[at_least(RATE, 0.3, RAW), at_least(RATE, 8, "huey"), at_least(RATE, 1, PEERS)],
+)
+def drain(bench: Bench, report: Report) -> None:
+    count = bench.scaled(JOBS)
+    for _ in range(bench.rounds):
+        report.add(RATE, OURS, drain_ours("Noop", "benchmark.noop", count))
+        report.add(RATE, RAW, drain_raw("drain", count))
+        for peer in contestants(bench, variants=True):
+            with left_out_if_void(report, peer):
+                report.add(RATE, peer.name, drain_peer(peer, bench))
+
+
+@scenario(
+    "jobs a second whose handler does one ORM update, one slot; raw: a loop of the updates",
+    postgres=[at_least(RATE, 0.7, RAW)],
+    sqlite=[at_least(RATE, 0.7, RAW)],
+)
+def drain_orm(bench: Bench, report: Report) -> None:
+    count = bench.scaled(SLOW_JOBS)
+    for _ in range(bench.rounds):
+        report.add(RATE, OURS, drain_ours("UpdateNote", "benchmark.orm", count))
+        report.add(RATE, RAW, count / act("sides.raw.drain_orm", count=count)["seconds"])
+
+
+@scenario(
+    "atomic jobs a second that update one row, one slot; raw: begin, update, delete, commit",
+    postgres=[at_least(RATE, 0.6, RAW)],
+    sqlite=[at_least(RATE, 0.5, RAW)],
+)
+def drain_atomic(bench: Bench, report: Report) -> None:
+    count = bench.scaled(SLOW_JOBS)
+    for _ in range(bench.rounds):
+        report.add(RATE, OURS, drain_ours("UpdateAtomically", "benchmark.atomic", count))
+        report.add(RATE, RAW, drain_raw("drain_atomic", count))
+
+
+@scenario(
+    "no-op async jobs a second, 100 slots; beside `drain` in the same run",
+    postgres=[at_least(RATE, 0.5, "drain")],
+)
+def drain_async(bench: Bench, report: Report) -> None:
+    count = bench.scaled(JOBS)
+    for _ in range(bench.rounds):
+        report.add(RATE, OURS, drain_ours("AsyncNoop", "benchmark.async", count))
+        report.add(RATE, "drain", drain_ours("Noop", "benchmark.noop", count))
+
+
+def act(function: str, **arguments: Any) -> Any:
+    """Let one actor do its part alone; return what it measured."""
+    with Stage() as stage:
+        return stage.perform(python_actor(function, {}, **arguments))[0]
+
+
+def drain_ours(request: str, topic: str, count: int) -> float:
+    """Fill the queue, let a worker empty it, and return the jobs a second."""
+    from tests.benchmarks.sides import ours
+
+    database.empty()
+    ours.fill(request, count)
+    result = act("sides.ours.drain", topic=topic, count=count)
+    check_each_ran_once(result["numbers"], range(count))
+    return count / float(result["seconds"])
+
+
+def drain_raw(function: str, count: int) -> float:
+    """Fill the copy, let the raw statements empty it, and return the jobs a second."""
+    from tests.benchmarks.sides import ours, raw
+
+    database.empty()
+    ours.fill("Noop", count)
+    raw.fill(count)
+    return count / float(act(f"sides.raw.{function}", count=count)["seconds"])
+
+
+def drain_peer(peer: Peer, bench: Bench) -> float:
+    """Fill a peer's queue, let its worker empty it, and return the jobs a second.
+
+    From the start of its first job to that of its last.
+    """
+    count = bench.scaled(peer.jobs)
+    peer.fill(count)
+    with peer.working() as file:
+        wait_for_jobs(file, count, within=PEER_PATIENCE)
+        ran = written_down(file)
+    check_each_ran_once([number for number, _ in ran], range(count))
+    moments = [moment for _, moment in ran]
+    return (count - 1) / (max(moments) - min(moments))

@@ -1,0 +1,1 @@
+"""Ours, and the raw limit: the functions that actors call."""
