@@ -532,7 +532,7 @@ class PostgreSQLListener(Listener):
 
     def wait(self, seconds: float) -> set[str] | None:
         topics: set[str] = set()
-        for payload in self._payloads(seconds):
+        for payload in self._payloads(CHANNEL, seconds):
             if not payload:
                 return None
             topics.update(payload.split(","))
@@ -558,14 +558,14 @@ class PostgreSQLListener(Listener):
     def _hears_of(self, probe: str) -> bool:
         deadline = time.monotonic() + PROBE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
-            if probe in self._payloads(left):  # others may prove themselves, too
+            if probe in self._payloads(PROBE_CHANNEL, left):  # others may prove themselves, too
                 return True
         return False
 
-    def _payloads(self, seconds: float) -> list[str]:
+    def _payloads(self, channel: str, seconds: float) -> list[str]:
         with self._connection.wrap_database_errors:
             heard = self._connection.connection.notifies(timeout=seconds, stop_after=1)
-            return [notification.payload for notification in heard]
+            return [one.payload for one in heard if one.channel == channel]
 
     def _execute(self, statement: str) -> None:
         with self._connection.cursor() as cursor:
