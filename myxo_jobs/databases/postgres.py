@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import secrets
 import select
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 import psycopg
@@ -32,7 +34,8 @@ from myxo_jobs.databases.base import (
 from myxo_jobs.databases.floors import Floor
 
 CHANNEL = "myxo_jobs"
-PROBE = "probe:"
+PROBE_CHANNEL = "myxo_jobs_probe"
+PROBE_SECONDS = 2.0
 NOTIFY_BYTES = 7_900  # a notification carries less than 8,000 bytes (NOTIFY, PostgreSQL manual)
 ROWS_A_STATEMENT = 5_000
 
@@ -55,6 +58,9 @@ NEXT_PRIORITY = f"""
 CLAIMABLE = f"""
     {WAITING} AND due <= statement_timestamp()
     AND (lease_until IS NULL OR lease_until <= statement_timestamp())"""
+# A pooler may hold a claim back, and with it every renewal: what has ended by the time it
+# lets them through may belong to the living.
+CLAIMABLE_WHEN_SENT = f"{CLAIMABLE} AND (lease_until IS NULL OR lease_until <= %(sent)s)"
 FRESH = f"{WAITING} AND due <= statement_timestamp() AND lease_until IS NULL"
 
 # Where a claim begins at each priority, the highest first.
@@ -72,6 +78,7 @@ LEVELS_GIVEN = """level AS (
 
 # Rows keep the order in which the levels give them: a nested loop over them in their
 # order, each read along the index.
+EPOCH = "extract(epoch FROM statement_timestamp())::float8"
 CLAIM = f"""
 WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (
@@ -103,6 +110,7 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
     CASE WHEN job.id = (SELECT id FROM taken WHERE place = 1) THEN (
         SELECT json_build_object(
             'line', (SELECT json_agg(id ORDER BY place) FROM taken),
+            'epoch', {EPOCH},
             'suspect', (SELECT suspect FROM taken WHERE place = 1),
             'floors', (
                 SELECT json_agg(json_build_array(priority, due))
@@ -114,7 +122,7 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
 CLAIMS = {
     (on_suspect, told, floored): CLAIM.format(
         levels=LEVELS_GIVEN if floored else LEVELS_FOUND,
-        claimable=FRESH if on_suspect == "skip" else CLAIMABLE,
+        claimable=FRESH if on_suspect == "skip" else CLAIMABLE_WHEN_SENT,
         suspects="0"
         if on_suspect == "skip"
         else "count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING)",
@@ -143,7 +151,7 @@ level AS (
         %(floored)s::text[], %(priorities)s::smallint[], %(floors)s::timestamptz[]
     )
 )
-SELECT level.topic, min(found.wait) FROM level CROSS JOIN LATERAL (
+SELECT level.topic, min(found.wait), {EPOCH} FROM level CROSS JOIN LATERAL (
     (SELECT 0.0 AS wait FROM myxo_jobs
      WHERE topic = level.topic AND priority = level.priority AND due >= level.floor
         AND {CLAIMABLE}
@@ -273,12 +281,45 @@ NOTICE_A_DEAD_NETWORK = {
 }
 
 
+# A statement that took longer may have been held back on its way to the server.
+PROMPT_SECONDS = 0.2
+
+
+class Clocks:
+    """The servers' clocks, as their last answers told them.
+
+    So it is known without asking when, by the server's clock, a statement was sent.
+    """
+
+    def __init__(self) -> None:
+        # For each alias, how many seconds it is ahead of this process's monotonic clock.
+        self._ahead: dict[str, float] = {}
+
+    def learn(self, connection: BaseDatabaseWrapper, epoch: float, began: float) -> None:
+        """Take note of the server's time in the answer to a statement that began then."""
+        now = time.monotonic()
+        at = began if now - began <= PROMPT_SECONDS else now
+        self._ahead[connection.alias] = epoch - at
+
+    def moment(self, connection: BaseDatabaseWrapper, at: float) -> datetime:
+        """Return the server's time at a moment of the monotonic clock."""
+        if connection.alias not in self._ahead:
+            began = time.monotonic()
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT {EPOCH}")
+                self.learn(connection, cursor.fetchone()[0], began)
+        return datetime.fromtimestamp(self._ahead[connection.alias] + at, UTC)
+
+
 class PostgreSQL(Database):
     own_options = NOTICE_A_DEAD_NETWORK
     sends_wakeups = True
     can_write_beside = True
     now = "statement_timestamp()"
     waiting = WAITING
+
+    def __init__(self) -> None:
+        self._clocks = Clocks()
 
     def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
         raw = connection.connection
@@ -387,7 +428,10 @@ class PostgreSQL(Database):
         told: bool,
         floors: Sequence[Floor] | None,
     ) -> Claimed:
+        began = time.monotonic()
         values: dict[str, Any] = {"topic": topic, "limit": limit, "lease": lease, "token": token}
+        if on_suspect != "skip":
+            values["sent"] = self._clocks.moment(connection, began)
         if floors is not None:
             values["priorities"] = [priority for priority, _ in floors]
             values["floors"] = [due for _, due in floors]
@@ -397,6 +441,7 @@ class PostgreSQL(Database):
         about = next((row[5] for row in rows.values() if row[5]), None)
         if about is None:
             return Claimed([], [])
+        self._clocks.learn(connection, about["epoch"], began)
         suspect = about["suspect"]
         return Claimed([(*rows[job_id][:5], suspect) for job_id in about["line"]], about["floors"])
 
@@ -418,9 +463,13 @@ class PostgreSQL(Database):
             "floors": [due for _, _, due in given],
             "horizon": horizon,
         }
+        began = time.monotonic()
         with connection.cursor() as cursor:
             cursor.execute(LOOK, values)
-            return {topic: float(wait) for topic, wait in cursor.fetchall()}
+            rows = cursor.fetchall()
+        if rows:
+            self._clocks.learn(connection, rows[0][2], began)
+        return {topic: float(wait) for topic, wait, _ in rows}
 
     def delete_held(
         self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
@@ -488,32 +537,47 @@ class PostgreSQLListener(Listener):
         self._database = database
         self._alias = alias
         self._connection = database.open(alias)
-        with self._connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {CHANNEL}")
 
     def wait(self, seconds: float) -> set[str] | None:
         topics: set[str] = set()
-        for payload in self._payloads(seconds):
+        for payload in self._payloads(CHANNEL, seconds):
             if not payload:
                 return None
-            if not payload.startswith(PROBE):
-                topics.update(payload.split(","))
+            topics.update(payload.split(","))
         return topics
 
     def hears(self) -> bool:
-        probe = PROBE + secrets.token_hex(8)
+        # By a channel of its own: what a pooler's session was once told to listen to, it
+        # hears for ever, and brings to whoever uses it next.
+        self._execute(f"LISTEN {PROBE_CHANNEL}")
+        probe = secrets.token_hex(8)
         other = self._database.open(self._alias)
         try:
-            self._database.notify(other, [probe])
+            with other.cursor() as cursor:
+                cursor.execute("SELECT pg_notify(%s, %s)", [PROBE_CHANNEL, probe])
         finally:
             other.close()
-        # Any wake-up proves it, also one of a put that came first.
-        return bool(self._payloads(2.0))
+        heard = self._hears_of(probe)
+        self._execute(f"UNLISTEN {PROBE_CHANNEL}")
+        if heard:
+            self._execute(f"LISTEN {CHANNEL}")
+        return heard
 
-    def _payloads(self, seconds: float) -> list[str]:
+    def _hears_of(self, probe: str) -> bool:
+        deadline = time.monotonic() + PROBE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            if probe in self._payloads(PROBE_CHANNEL, left):  # others may prove themselves, too
+                return True
+        return False
+
+    def _payloads(self, channel: str, seconds: float) -> list[str]:
         with self._connection.wrap_database_errors:
             heard = self._connection.connection.notifies(timeout=seconds, stop_after=1)
-            return [notification.payload for notification in heard]
+            return [one.payload for one in heard if one.channel == channel]
+
+    def _execute(self, statement: str) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
 
     def close(self) -> None:
         self._connection.close()

@@ -173,6 +173,8 @@ class Rig:
         self.run_again: set[int] = set()
         # Topics whose jobs nobody runs, and so may wait at the end.
         self.unhandled: set[str] = set()
+        # What is to be done once everything was looked at.
+        self.at_end: list[Callable[[], None]] = []
         # How long the queue may take to drain, once the faults are over.
         self.drain_seconds = 60.0
         self._server: Server | None = None
@@ -250,6 +252,8 @@ class Rig:
         """Kill what still runs, and undo what was done to the machine."""
         for tree in self.trees:
             tree.kill()
+        for act in self.at_end:
+            act()
         self.surroundings.close()
 
     def put_steadily(self, rate: float | None = None, make: Make | None = None) -> None:

@@ -13,7 +13,7 @@ from tests.settings import *  # noqa: F403
 from tests.settings import DATABASE, database
 
 DATABASES = {"default": database("default")}
-if DATABASE == "postgres":
+if DATABASE != "sqlite":
     DATABASES["default"]["CONN_MAX_AGE"] = None
     DATABASES["default"]["OPTIONS"] = {
         "application_name": os.environ.get("MYXO_CHAOS_NAME", "chaos"),

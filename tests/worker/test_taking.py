@@ -39,6 +39,7 @@ def names(*wanted: str) -> list[Task]:
 # -- soon ---------------------------------------------------------------------
 
 
+@pytest.mark.needs_a_session("LISTEN hears nothing there, so a put is found by polling")
 def test_an_idle_worker_picks_up_a_put_long_before_it_would_look_again(worker):
     started: list[float] = []
 
@@ -58,6 +59,7 @@ def test_an_idle_worker_picks_up_a_put_long_before_it_would_look_again(worker):
     assert sorted(delays)[2] < 0.5, delays
 
 
+@pytest.mark.needs_a_session("LISTEN hears nothing there, so the first put is found by polling")
 def test_jobs_put_while_the_worker_is_busy_start_without_waiting_for_a_look(worker):
     started: list[str] = []
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import msgspec
 import psutil
-from django.db import connections
 
 from myxo_jobs import Jobs, job
 from tests.app.jobs import Work
+from tests.databases.postgres.server import connected_to_the_server
 from tests.rig import ago, make_job, wait_until
 
 
@@ -27,18 +27,14 @@ SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'myxo_jobs'::regc
 
 @contextmanager
 def locked_table(mode: str = "ACCESS EXCLUSIVE") -> Iterator[None]:
-    other = connections.create_connection("default")
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("BEGIN")
-            cursor.execute(f"LOCK TABLE myxo_jobs IN {mode} MODE")
-            yield
-    finally:
-        other.close()
+    with connected_to_the_server() as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(f"LOCK TABLE myxo_jobs IN {mode} MODE")
+        yield
 
 
 def sessions_that_wait() -> int:
-    with connections["default"].cursor() as cursor:
+    with connected_to_the_server() as other, other.cursor() as cursor:
         cursor.execute(WAITING)
         return int(cursor.fetchone()[0])
 

