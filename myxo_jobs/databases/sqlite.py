@@ -72,6 +72,9 @@ UPDATE myxo_jobs SET worker = ?, started_at = {NOW},
     lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', ? || ' seconds')
 WHERE id = ?
 """
+# On a full drive a transaction that changes nothing succeeds. A claim that stopped before
+# a suspect writes, so that its success tells that the holder can write, too.
+TOUCH = "UPDATE myxo_jobs SET topic = topic WHERE id = ?"
 DELETE_HELD = "DELETE FROM myxo_jobs WHERE id = ? AND worker = ? AND again IS NULL"
 CAN_CLAIM = f"""
 SELECT 1 FROM myxo_jobs WHERE topic = ? AND priority = ? AND due >= ? AND {CLAIMABLE}
@@ -229,19 +232,21 @@ class SQLite(Database):
         floors: Sequence[Floor] | None,
     ) -> Claimed:
         over_at = "" if on_suspect == "skip" else _now(connection)  # as texts are compared
-        taken: list[Any] = []
+        free: list[Any] = []
         seen: list[Floor] = []
         with _immediate(connection) as raw:
             for priority, floor in _levels(raw, topic, floors):
-                room = limit - len(taken)
+                room = limit - len(free)
                 if room <= 0:
                     break
                 found = raw.execute(FREE, (topic, priority, floor, over_at, room)).fetchall()
                 if found:
                     seen.append((priority, found[0][6]))
-                    taken += found
-            taken = _up_to_a_suspect(taken, takes_any=on_suspect == "take")
+                    free += found
+            taken = _up_to_a_suspect(free, takes_any=on_suspect == "take")
             raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
+            if free and not taken:
+                raw.execute(TOUCH, (free[0][0],))
         return Claimed([row[:6] for row in taken], seen)
 
     def look(

@@ -34,7 +34,7 @@ class Writes:
         self._last = self._since = float("-inf")
 
     def add(self, began: float, ended: float) -> None:
-        """Take note of a write of ours, one that changed nothing included."""
+        """Take note of a write of ours."""
         if ended - began > SLOW_SECONDS or began - self._last > self._fresh_seconds:
             self._since = ended
         self._last = ended

@@ -429,7 +429,8 @@ class Worker:
             lane.hopeful = True
             lane.claims_after = now + BROKEN_LANE_SECONDS
             return []
-        self._writes.add(now, time.monotonic())
+        if claims or on_suspect == "stop":
+            self._writes.add(now, time.monotonic())
         self._keeper.hold(claims)
         if self._board is not None:
             self._board.claiming(False)

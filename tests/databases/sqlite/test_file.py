@@ -14,7 +14,7 @@ from myxo_jobs.databases import database_of
 from myxo_jobs.models import Job
 from tests.app.jobs import Work
 from tests.app.models import Note
-from tests.rig import in_threads
+from tests.rig import ago, in_threads
 
 jobs = Jobs()
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -143,3 +143,13 @@ def test_without_wal_the_worker_s_own_connection_keeps_the_project_s_setting(mon
             assert cursor.execute("PRAGMA synchronous").fetchone()[0] == 2
     finally:
         own.close()
+
+
+def test_a_claim_that_stops_before_a_suspect_proves_that_the_file_can_be_written(
+    make_job, claim_some
+):
+    make_job("receipts", status="expired", due=ago(500))
+    with connection.cursor() as cursor:
+        before = cursor.execute("SELECT total_changes()").fetchone()[0]
+        assert claim_some("receipts", on_suspect="stop") == []
+        assert cursor.execute("SELECT total_changes()").fetchone()[0] == before + 1
