@@ -37,13 +37,18 @@ def drain(cue: Cue, topic: str, count: int, workers: int | None = None) -> dict[
     worker = Worker(topics=[topic], workers=workers)
     connection.ensure_connection()
     cue.ready()
-    began = time.monotonic()
+    began, cpu = time.monotonic(), time.process_time()
     with worker:
         evidence.all_seen.wait(PATIENCE)
         while Job.objects.filter(topic=topic).exists() and time.monotonic() - began < PATIENCE:
             time.sleep(0.002)
-        seconds = time.monotonic() - began
-    return {"seconds": seconds, "numbers": evidence.numbers, "moments": evidence.moments}
+        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+    return {
+        "seconds": seconds,
+        "cpu": cpu,
+        "numbers": evidence.numbers,
+        "moments": evidence.moments,
+    }
 
 
 def work(cue: Cue, topics: list[str], workers: int | None = None) -> dict[str, Any]:
