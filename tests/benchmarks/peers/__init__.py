@@ -41,7 +41,8 @@ HERE = Path(__file__).parent
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """A queue, its package, how its worker is started, and how many jobs measure it.
 
-    `module` is the script in this folder; `variables` go into its environment.
+    `module` is the script in this folder; `variables` go into its environment. `is_django`
+    says that it comes with an integration for Django.
     """
 
     name: str
@@ -186,6 +187,7 @@ PEERS = [
         module="procrastinate_peer",
         worker=[PYTHON, "-m", "tests.benchmarks.peers.procrastinate_peer"],
         jobs=1_500,
+        is_django=True,
     ),
     Peer(
         name="dj-queue",

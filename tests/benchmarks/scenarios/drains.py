@@ -15,6 +15,8 @@ JOBS = 40_000
 SLOW_JOBS = 8_000
 PEER_PATIENCE = 60.0
 RATE = "jobs/s"
+#: Of the process that drains, without the server's.
+CPU = "µs of CPU a job"
 
 
 @scenario(
@@ -30,8 +32,8 @@ RATE = "jobs/s"
 def drain(bench: Bench, report: Report) -> None:
     count = bench.scaled(JOBS)
     for _ in range(bench.rounds):
-        report.add(RATE, OURS, drain_ours("Noop", "benchmark.noop", count))
-        report.add(RATE, RAW, drain_raw("drain", count))
+        drain_ours(report, OURS, "Noop", "benchmark.noop", count)
+        drain_raw(report, "drain", count)
         for peer in contestants(bench, variants=True):
             with left_out_if_void(report, peer):
                 report.add(RATE, peer.name, drain_peer(peer, bench))
@@ -45,8 +47,8 @@ def drain(bench: Bench, report: Report) -> None:
 def drain_orm(bench: Bench, report: Report) -> None:
     count = bench.scaled(SLOW_JOBS)
     for _ in range(bench.rounds):
-        report.add(RATE, OURS, drain_ours("UpdateNote", "benchmark.orm", count))
-        report.add(RATE, RAW, count / act("sides.raw.drain_orm", count=count)["seconds"])
+        drain_ours(report, OURS, "UpdateNote", "benchmark.orm", count)
+        _add(report, RAW, count, act("sides.raw.drain_orm", count=count))
 
 
 @scenario(
@@ -57,8 +59,8 @@ def drain_orm(bench: Bench, report: Report) -> None:
 def drain_atomic(bench: Bench, report: Report) -> None:
     count = bench.scaled(SLOW_JOBS)
     for _ in range(bench.rounds):
-        report.add(RATE, OURS, drain_ours("UpdateAtomically", "benchmark.atomic", count))
-        report.add(RATE, RAW, drain_raw("drain_atomic", count))
+        drain_ours(report, OURS, "UpdateAtomically", "benchmark.atomic", count)
+        drain_raw(report, "drain_atomic", count)
 
 
 @scenario(
@@ -68,8 +70,8 @@ def drain_atomic(bench: Bench, report: Report) -> None:
 def drain_async(bench: Bench, report: Report) -> None:
     count = bench.scaled(JOBS)
     for _ in range(bench.rounds):
-        report.add(RATE, OURS, drain_ours("AsyncNoop", "benchmark.async", count))
-        report.add(RATE, "drain", drain_ours("Noop", "benchmark.noop", count))
+        drain_ours(report, OURS, "AsyncNoop", "benchmark.async", count)
+        drain_ours(report, "drain", "Noop", "benchmark.noop", count)
 
 
 def act(function: str, **arguments: Any) -> Any:
@@ -78,25 +80,30 @@ def act(function: str, **arguments: Any) -> Any:
         return stage.perform(python_actor(function, {}, **arguments))[0]
 
 
-def drain_ours(request: str, topic: str, count: int) -> float:
-    """Fill the queue, let a worker empty it, and return the jobs a second."""
+def drain_ours(report: Report, side: str, request: str, topic: str, count: int) -> None:
+    """Fill the queue and let a worker empty it."""
     from tests.benchmarks.sides import ours
 
     database.empty()
     ours.fill(request, count)
     result = act("sides.ours.drain", topic=topic, count=count)
     check_each_ran_once(result["numbers"], range(count))
-    return count / float(result["seconds"])
+    _add(report, side, count, result)
 
 
-def drain_raw(function: str, count: int) -> float:
-    """Fill the copy, let the raw statements empty it, and return the jobs a second."""
+def drain_raw(report: Report, function: str, count: int) -> None:
+    """Fill the copy and let the raw statements empty it."""
     from tests.benchmarks.sides import ours, raw
 
     database.empty()
     ours.fill("Noop", count)
     raw.fill(count)
-    return count / float(act(f"sides.raw.{function}", count=count)["seconds"])
+    _add(report, RAW, count, act(f"sides.raw.{function}", count=count))
+
+
+def _add(report: Report, side: str, count: int, result: dict[str, float]) -> None:
+    report.add(RATE, side, count / result["seconds"])
+    report.add(CPU, side, result["cpu"] / count * 1e6)
 
 
 def drain_peer(peer: Peer, bench: Bench) -> float:

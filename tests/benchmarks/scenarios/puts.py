@@ -10,7 +10,7 @@ from tests.benchmarks.processes import Stage, python_actor
 from tests.benchmarks.reports import OURS, PEERS, RAW, Report, at_least, at_most
 from tests.benchmarks.scenarios.drains import PEER_PATIENCE, act
 
-BACKLOG = 150_000
+BACKLOG = {"postgres": 250_000, "sqlite": 500_000}
 SECONDS = 2.0
 RATE = "puts/s"
 ADDED = "µs added"
@@ -26,18 +26,18 @@ ATOMIC_TIMES = 1_500
 def put(bench: Bench, report: Report) -> None:
     for _ in range(bench.rounds):
         for side in (OURS, RAW):
-            report.add(RATE, side, _beside_a_busy_worker(side))
+            report.add(RATE, side, _beside_a_busy_worker(bench, side))
         for peer in contestants(bench):
             with left_out_if_void(report, peer):
                 report.add(RATE, peer.name, _peer_beside_its_busy_worker(peer))
 
 
-def _beside_a_busy_worker(side: str) -> float:
+def _beside_a_busy_worker(bench: Bench, side: str) -> float:
     from myxo_jobs.models import Job
     from tests.benchmarks.sides import ours
 
     database.empty()
-    ours.fill("Noop", BACKLOG)
+    ours.fill("Noop", BACKLOG[bench.database])
     worker = python_actor("sides.ours.work", {}, topics=["benchmark.noop"])
     putter = python_actor(f"sides.{side}.put", {}, seconds=SECONDS)
     with Stage() as stage:
