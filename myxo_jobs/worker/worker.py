@@ -436,6 +436,13 @@ class Worker:
             self._board.claiming(False)
         if len(claims) < room:
             self._look_when_in_doubt(lane)
+        self._note_suspects(lane, on_suspect, claims, now)
+        return claims
+
+    def _note_suspects(
+        self, lane: Lane, on_suspect: OnSuspect, claims: Sequence[Claim], now: float
+    ) -> None:
+        """Take note of what a claim tells of suspects: whether others follow, and when."""
         found_suspect = bool(claims) and claims[0].suspect
         if on_suspect == "stop" and not found_suspect:
             lane.stopped_until = self._writes.had_time_at()
@@ -444,7 +451,6 @@ class Worker:
             lane.found_suspect = found_suspect
             if not found_suspect:
                 lane.suspects_asked_at = now
-        return claims
 
     def _on_suspect(self, lane: Lane, now: float) -> OnSuspect:
         may_claim = self._suspects_allowed(lane, now) and self._suspects.may_claim(now)
