@@ -65,6 +65,8 @@ RUN_ELSEWHERE = {
 POSTGRESQL_PAGE = DOCS / "how-to/use-postgresql.md"
 OTHER_HOST_PAGE = DOCS / "how-to/use-a-database-on-another-host.md"
 SQLITE_PAGE = DOCS / "how-to/use-sqlite.md"
+# Their commands take minutes.
+LONG_RUNS = (DOCS / "explanation/proof.md", DOCS / "explanation/performance.md")
 
 
 def place_elsewhere(block: Block) -> str | None:
@@ -85,6 +87,8 @@ def place_elsewhere(block: Block) -> str | None:
         return "test_the_database_that_the_sqlite_page_shows_is_as_the_checks_advise"
     if block.page.name == "contributing.md":
         return ".ci/run"
+    if block.page in LONG_RUNS:
+        return "test_the_long_runs_in_the_docs_have_options_that_there_are"
     return RUN_ELSEWHERE.get(block.text.strip())
 
 
@@ -290,6 +294,21 @@ def test_the_demo_of_the_readme_ends_with_nothing_lost(tmp_path: Path):
 
 
 # -- SQL, settings, commands --------------------------------------------------
+
+
+@pytest.mark.parametrize("page", LONG_RUNS, ids=lambda page: page.name)
+def test_the_long_runs_in_the_docs_have_options_that_there_are(page):
+    commands = re.findall(
+        r"python -m (tests\.[\w.]+)(.*)", "\n".join(b.text for b in blocks_of(page))
+    )
+    assert commands
+    for module, words in commands:
+        shown = subprocess.run(
+            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT
+        )
+        assert shown.returncode == 0, shown.stderr
+        for option in re.findall(r"--[\w-]+", words.partition("#")[0]):
+            assert option in shown.stdout
 
 
 @pytest.mark.django_db(transaction=True)

@@ -43,6 +43,9 @@ ROWS_A_STATEMENT = 5_000
 # wait for the drive. The setting lasts for the statement's own transaction.
 UNFLUSHED = "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
 
+# A wake-up that is lost costs an idle worker one pause between its looks.
+NOTIFY = f"SELECT pg_notify(%s, %s) WHERE {UNFLUSHED}"
+
 # The column's own limit is one above; somebody may have written it there.
 MOST_ATTEMPTS = 2_147_483_646
 
@@ -408,7 +411,7 @@ class PostgreSQL(Database):
         if len(payload.encode()) > NOTIFY_BYTES:
             payload = ""
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+            cursor.execute(NOTIFY, [CHANNEL, payload])
 
     def after(self, seconds: str) -> str:
         return f"statement_timestamp() + {seconds} * interval '1 second'"
