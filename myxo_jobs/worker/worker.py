@@ -159,6 +159,8 @@ class Worker:
 
     def request_stop(self) -> None:
         """Let the worker drain and end; returns at once. Safe in a signal handler."""
+        if self._stopping:
+            return  # a second signal may come inside the first one's `set`, which has locked
         self._stopping = True
         self._wake.set()
 

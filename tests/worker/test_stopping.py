@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import signal
+import sys
 import threading
 import time
+from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
@@ -224,3 +228,27 @@ def test_a_worker_whose_handler_closed_its_output_leaves_at_the_second_signal(ru
     process.wait_for_log(" drains ")
     process.send(signal.SIGTERM)
     assert process.wait(within=3) == 128 + signal.SIGTERM
+
+
+def test_a_signal_to_stop_inside_another_one_does_not_hang():
+    worker = Worker(["worker.Tiny"])
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is threading.Event.set.__code__:
+            return at_each_line
+        return None
+
+    def at_each_line(frame: FrameType, event: str, _: object) -> Any:
+        if "notify_all" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+            worker.request_stop()  # as a second signal's handler does
+        return at_each_line
+
+    def stop() -> None:
+        sys.settrace(interrupt)
+        worker.request_stop()
+
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    stopping.join(5)
+    assert not stopping.is_alive()
+    assert worker.was_stopped
