@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Literal
@@ -65,8 +65,11 @@ class Listener(ABC):
         """
 
     @abstractmethod
-    def hears(self) -> bool:
-        """Tell whether a wake-up sent by another connection arrives here."""
+    def hears(self, gives_up: Callable[[], bool]) -> bool:
+        """Tell whether a wake-up sent by another connection arrives here.
+
+        Takes seconds when none does; `gives_up` is asked meanwhile whether to leave off.
+        """
 
     @abstractmethod
     def close(self) -> None: ...

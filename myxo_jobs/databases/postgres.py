@@ -10,7 +10,7 @@ import json
 import secrets
 import select
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import Any, get_args
@@ -36,6 +36,7 @@ from myxo_jobs.databases.floors import Floor
 CHANNEL = "myxo_jobs"
 PROBE_CHANNEL = "myxo_jobs_probe"
 PROBE_SECONDS = 2.0
+PROBE_STEP_SECONDS = 0.2
 NOTIFY_BYTES = 7_900  # a notification carries less than 8,000 bytes (NOTIFY, PostgreSQL manual)
 ROWS_A_STATEMENT = 5_000
 
@@ -549,7 +550,7 @@ class PostgreSQLListener(Listener):
             topics.update(payload.split(","))
         return topics
 
-    def hears(self) -> bool:
+    def hears(self, gives_up: Callable[[], bool]) -> bool:
         # By a channel of its own: what a pooler's session was once told to listen to, it
         # hears for ever, and brings to whoever uses it next.
         self._execute(f"LISTEN {PROBE_CHANNEL}")
@@ -560,16 +561,17 @@ class PostgreSQLListener(Listener):
                 cursor.execute("SELECT pg_notify(%s, %s)", [PROBE_CHANNEL, probe])
         finally:
             other.close()
-        heard = self._hears_of(probe)
+        heard = self._hears_of(probe, gives_up)
         self._execute(f"UNLISTEN {PROBE_CHANNEL}")
         if heard:
             self._execute(f"LISTEN {CHANNEL}")
         return heard
 
-    def _hears_of(self, probe: str) -> bool:
+    def _hears_of(self, probe: str, gives_up: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + PROBE_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            if probe in self._payloads(PROBE_CHANNEL, left):  # others may prove themselves, too
+        while time.monotonic() < deadline and not gives_up():
+            # Others may prove themselves, too.
+            if probe in self._payloads(PROBE_CHANNEL, PROBE_STEP_SECONDS):
                 return True
         return False
 

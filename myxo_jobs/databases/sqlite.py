@@ -454,7 +454,7 @@ class SQLiteListener(Listener):
         version: int = row[0]
         return version
 
-    def hears(self) -> bool:
+    def hears(self, gives_up: Callable[[], bool]) -> bool:
         return True
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class Waking:
     def _proves_itself(self, listener: Listener) -> bool:
         """Tell whether the listener hears: behind a pooler it can listen and hear nothing."""
         for _ in range(PROBES):
-            if self._stopped.is_set() or listener.hears():
+            if listener.hears(self._stopped.is_set) or self._stopped.is_set():
                 return True
         logger.warning(
             "wake-ups do not arrive here, as behind pgbouncer in transaction mode: "

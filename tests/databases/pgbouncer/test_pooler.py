@@ -137,3 +137,11 @@ def test_a_claim_that_a_paused_pooler_held_back_takes_no_job_whose_holder_lives(
     resume.join()
 
     assert [claim.job_id for claim in claim_some("t.Task")] == [row.pk]
+
+
+def test_a_worker_that_is_stopped_while_its_listener_proves_itself_leaves_no_thread(worker):
+    started = worker()
+    time.sleep(0.5)
+    started.stop(grace=0)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("myxo_jobs")]

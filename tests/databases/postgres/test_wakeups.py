@@ -20,6 +20,10 @@ jobs = Jobs()
 real = pytest.mark.django_db(transaction=True)
 
 
+def never() -> bool:
+    return False
+
+
 @pytest.fixture
 def listener(transactional_db: None):
     """A listener that has not heard of anything yet, after the window of earlier puts.
@@ -29,7 +33,7 @@ def listener(transactional_db: None):
     time.sleep(queue.WAKE_WINDOW_SECONDS * 1.2)
     with straight_to_the_server():
         listener: Listener = database_of("default").listen("default")
-    assert listener.hears()
+    assert listener.hears(never)
     yield listener
     listener.close()
 
@@ -101,21 +105,21 @@ def test_with_autocommit_off_nothing_is_sent(listener):
 
 
 def test_a_listener_proves_that_it_hears(listener):
-    assert listener.hears()
+    assert listener.hears(never)
     assert listener.wait(0.1) == set()  # its own probe is no news
 
 
 def test_a_listener_proves_that_it_hears_though_a_put_comes_before_its_probe(listener):
     for _ in range(3):
         jobs.put(Work("w"))
-        assert listener.hears()
+        assert listener.hears(never)
         time.sleep(queue.WAKE_WINDOW_SECONDS * 1.2)
 
 
 def test_many_listeners_prove_themselves_at_once(transactional_db):
     def proves_itself() -> bool:
         with closing(database_of("default").listen("default")) as one:
-            return one.hears() and one.wait(0.1) == set()
+            return one.hears(never) and one.wait(0.1) == set()
 
     with straight_to_the_server():
         assert in_threads(*[proves_itself] * 8) == [True] * 8
