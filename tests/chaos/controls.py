@@ -62,10 +62,23 @@ def _without_fallback() -> None:
     Settling._store_alone = keep  # type: ignore[method-assign]
 
 
+def _without_full_passes() -> None:
+    """Begin every claim and look where the one before found its first job."""
+    from myxo_jobs.databases import Floors
+
+    def at(self: Any, now: float) -> Any:
+        return sorted(self._floors.items(), reverse=True) or None
+
+    Floors.at = at  # type: ignore[method-assign]
+
+
 CONTROLS = {
     "token": Control(_without_token, ("F4",), "the token in the statements that end a claim"),
     "renewal": Control(_without_renewal, ("F30",), "the renewal of claims"),
     "fallback": Control(_without_fallback, ("F34",), "settling row by row what a batch cannot"),
+    "full pass": Control(
+        _without_full_passes, ("F29",), "the passes that look before where the last one began"
+    ),
 }
 
 
