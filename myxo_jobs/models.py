@@ -8,8 +8,9 @@ from typing import Any
 from django.conf import settings
 from django.db import models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Case, Q, Value, When
+from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
+from django.db.models.lookups import IsNull
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -81,7 +82,7 @@ class JobManager(models.Manager):  # type: ignore[type-arg]
 
 
 class Job(models.Model):
-    """One piece of work. A done one leaves; a failed one stays for a person."""
+    """One piece of work. A done one leaves, or is kept; a failed one stays for a person."""
 
     class Status(models.TextChoices):
         PENDING = "pending", _("pending")
@@ -128,6 +129,44 @@ class Job(models.Model):
     created_at = MomentField(_("put"), db_default=Now())
     started_at = MomentField(_("last claimed"), null=True, blank=True)
 
+    # -- of kept and failed jobs; NULL in a plain one, where it takes no room.
+    # Its name towards its owner, a uuid7. A claim gives it to a kept job without one.
+    uid = models.UUIDField(_("uid"), null=True, blank=True)
+    # The end, done or failed. On a job that waits or runs it tells of an earlier end.
+    completed_at = MomentField(_("ended"), null=True, blank=True)
+    # Moves with status and progress, not with renewals.
+    updated_at = MomentField(_("last change"), null=True, blank=True)
+    # Milliseconds from the last claim to the end.
+    duration_ms = models.BigIntegerField(_("milliseconds"), null=True, blank=True)
+    # What the handler returned, as JSON text.
+    result = models.TextField(_("result"), null=True, blank=True)  # noqa: DJ001
+    # JSON text: a list of the attempts that ended, the first and the last 19.
+    attempt_log = models.TextField(_("attempt log"), null=True, blank=True)  # noqa: DJ001
+    # From then on an ended job is gone for its owner, whatever the sweep has done yet.
+    expires_at = MomentField(_("expires"), null=True, blank=True)
+    last_accessed_at = MomentField(_("last fetched"), null=True, blank=True)
+    # Somebody asked it to stop while it ran. NULL again with the outcome.
+    cancelled_at = MomentField(_("asked to stop"), null=True, blank=True)
+    # What the handler noted last; each attempt starts empty.
+    progress_done = models.FloatField(_("progress"), null=True, blank=True)
+    progress_total = models.FloatField(_("progress of"), null=True, blank=True)
+    progress_note = models.CharField(_("progress note"), max_length=255, null=True, blank=True)  # noqa: DJ001
+    # Whom it is for: the label of a model and the key of one of its rows.
+    owner_kind = models.CharField(_("owner's kind"), max_length=255, null=True, blank=True)  # noqa: DJ001
+    owner_id = models.CharField(_("owner's id"), max_length=255, null=True, blank=True)  # noqa: DJ001
+    # What its file is called when the owner fetches it.
+    preferred_name = models.CharField(_("file name"), max_length=255, null=True, blank=True)  # noqa: DJ001
+    # Why it failed, in one word and in a sentence for its owner.
+    reason = models.CharField(_("reason"), max_length=16, null=True, blank=True)  # noqa: DJ001
+    message = models.TextField(_("message"), null=True, blank=True)  # noqa: DJ001
+    # The language and the zone that were active at the put.
+    language = models.CharField(_("language"), max_length=35, null=True, blank=True)  # noqa: DJ001
+    time_zone = models.CharField(_("time zone"), max_length=64, null=True, blank=True)  # noqa: DJ001
+    # What a service says of its work.
+    bytes_in = models.BigIntegerField(_("bytes in"), null=True, blank=True)
+    bytes_out = models.BigIntegerField(_("bytes out"), null=True, blank=True)
+    item_count = models.BigIntegerField(_("items"), null=True, blank=True)
+
     objects = JobManager()
 
     class Meta:
@@ -142,9 +181,12 @@ class Job(models.Model):
                 condition=Q(key__isnull=False, due__isnull=False),
                 name="myxo_jobs_key",
             ),
+            models.UniqueConstraint(
+                fields=["uid"], condition=Q(uid__isnull=False), name="myxo_jobs_uid"
+            ),
         ]
-        # A claim writes worker, lease_until, attempts, started_at and status. None of
-        # them stands in an index or its condition, so that a claim updates no index.
+        # A claim of a plain job writes worker, lease_until, attempts, started_at and status.
+        # None of them stands in an index or its condition, so that it updates no index.
         indexes = [
             models.Index(
                 fields=["topic", "-priority", "due", "id"],
@@ -152,6 +194,25 @@ class Job(models.Model):
                 name="myxo_jobs_claim",
             ),
             models.Index(fields=["id"], condition=Q(failed=True), name="myxo_jobs_failed"),
+            # Of kept jobs alone: the rows of a kind by state, and of an owner, by age.
+            models.Index(
+                F("topic"),
+                F("failed"),
+                IsNull(F("due"), True),
+                F("uid"),
+                condition=Q(uid__isnull=False),
+                name="myxo_jobs_kept",
+            ),
+            models.Index(
+                fields=["owner_kind", "owner_id", "uid"],
+                condition=Q(owner_kind__isnull=False),
+                name="myxo_jobs_owner",
+            ),
+            models.Index(
+                fields=["expires_at"],
+                condition=Q(expires_at__isnull=False),
+                name="myxo_jobs_expires",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from django.apps import apps
@@ -249,3 +250,26 @@ def test_every_column_of_a_new_row_has_a_default_in_the_database():
     for field in apps.get_model("myxo_jobs", "Job")._meta.fields:
         if not (field.primary_key or field.generated):
             assert field.has_db_default() or field.null or field.name in needed, field.name
+
+
+# -- kept jobs ------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_plain_job_has_nothing_in_the_columns_of_kept_ones(make_job, claim_one):
+    job = make_job()
+    names = [field.attname for field in Job._meta.concrete_fields]
+    kept = names[names.index("uid") :]
+    assert len(kept) == 22
+    claim_one()
+    job.refresh_from_db()
+    assert {getattr(job, name) for name in kept} == {None}
+
+
+def test_two_jobs_never_have_one_uid(make_job):
+    uid = uuid4()
+    make_job(uid=uid)
+    make_job()
+    make_job()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        make_job(uid=uid)

@@ -1,4 +1,5 @@
 import django.db.models.functions.datetime
+import django.db.models.lookups
 from django.db import migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import StateApps
@@ -58,10 +59,7 @@ class Migration(migrations.Migration):
                     "traceback",
                     models.TextField(blank=True, db_default="", verbose_name="traceback"),
                 ),
-                (
-                    "again",
-                    models.TextField(blank=True, null=True, verbose_name="again"),
-                ),
+                ("again", models.TextField(blank=True, null=True, verbose_name="again")),
                 (
                     "status",
                     models.GeneratedField(
@@ -99,6 +97,96 @@ class Migration(migrations.Migration):
                         blank=True, null=True, verbose_name="last claimed"
                     ),
                 ),
+                ("uid", models.UUIDField(blank=True, null=True, verbose_name="uid")),
+                (
+                    "completed_at",
+                    myxo_jobs.models.MomentField(blank=True, null=True, verbose_name="ended"),
+                ),
+                (
+                    "updated_at",
+                    myxo_jobs.models.MomentField(blank=True, null=True, verbose_name="last change"),
+                ),
+                (
+                    "duration_ms",
+                    models.BigIntegerField(blank=True, null=True, verbose_name="milliseconds"),
+                ),
+                ("result", models.TextField(blank=True, null=True, verbose_name="result")),
+                (
+                    "attempt_log",
+                    models.TextField(blank=True, null=True, verbose_name="attempt log"),
+                ),
+                (
+                    "expires_at",
+                    myxo_jobs.models.MomentField(blank=True, null=True, verbose_name="expires"),
+                ),
+                (
+                    "last_accessed_at",
+                    myxo_jobs.models.MomentField(
+                        blank=True, null=True, verbose_name="last fetched"
+                    ),
+                ),
+                (
+                    "cancelled_at",
+                    myxo_jobs.models.MomentField(
+                        blank=True, null=True, verbose_name="asked to stop"
+                    ),
+                ),
+                (
+                    "progress_done",
+                    models.FloatField(blank=True, null=True, verbose_name="progress"),
+                ),
+                (
+                    "progress_total",
+                    models.FloatField(blank=True, null=True, verbose_name="progress of"),
+                ),
+                (
+                    "progress_note",
+                    models.CharField(
+                        blank=True, max_length=255, null=True, verbose_name="progress note"
+                    ),
+                ),
+                (
+                    "owner_kind",
+                    models.CharField(
+                        blank=True, max_length=255, null=True, verbose_name="owner's kind"
+                    ),
+                ),
+                (
+                    "owner_id",
+                    models.CharField(
+                        blank=True, max_length=255, null=True, verbose_name="owner's id"
+                    ),
+                ),
+                (
+                    "preferred_name",
+                    models.CharField(
+                        blank=True, max_length=255, null=True, verbose_name="file name"
+                    ),
+                ),
+                (
+                    "reason",
+                    models.CharField(blank=True, max_length=16, null=True, verbose_name="reason"),
+                ),
+                ("message", models.TextField(blank=True, null=True, verbose_name="message")),
+                (
+                    "language",
+                    models.CharField(blank=True, max_length=35, null=True, verbose_name="language"),
+                ),
+                (
+                    "time_zone",
+                    models.CharField(
+                        blank=True, max_length=64, null=True, verbose_name="time zone"
+                    ),
+                ),
+                (
+                    "bytes_in",
+                    models.BigIntegerField(blank=True, null=True, verbose_name="bytes in"),
+                ),
+                (
+                    "bytes_out",
+                    models.BigIntegerField(blank=True, null=True, verbose_name="bytes out"),
+                ),
+                ("item_count", models.BigIntegerField(blank=True, null=True, verbose_name="items")),
             ],
             options={
                 "verbose_name": "job",
@@ -114,13 +202,36 @@ class Migration(migrations.Migration):
                     models.Index(
                         condition=models.Q(("failed", True)), fields=["id"], name="myxo_jobs_failed"
                     ),
+                    models.Index(
+                        models.F("topic"),
+                        models.F("failed"),
+                        django.db.models.lookups.IsNull(models.F("due"), True),
+                        models.F("uid"),
+                        condition=models.Q(("uid__isnull", False)),
+                        name="myxo_jobs_kept",
+                    ),
+                    models.Index(
+                        condition=models.Q(("owner_kind__isnull", False)),
+                        fields=["owner_kind", "owner_id", "uid"],
+                        name="myxo_jobs_owner",
+                    ),
+                    models.Index(
+                        condition=models.Q(("expires_at__isnull", False)),
+                        fields=["expires_at"],
+                        name="myxo_jobs_expires",
+                    ),
                 ],
                 "constraints": [
                     models.UniqueConstraint(
                         condition=models.Q(("due__isnull", False), ("key__isnull", False)),
                         fields=("key",),
                         name="myxo_jobs_key",
-                    )
+                    ),
+                    models.UniqueConstraint(
+                        condition=models.Q(("uid__isnull", False)),
+                        fields=("uid",),
+                        name="myxo_jobs_uid",
+                    ),
                 ],
             },
         ),

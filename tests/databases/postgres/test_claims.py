@@ -152,7 +152,7 @@ def test_no_index_holds_a_column_that_a_claim_writes():
 
 
 def test_a_plain_job_stands_in_two_indexes_only():
-    """Its id, and the claims' one: those of keys and of failed jobs are partial."""
+    """Its id, and the claims' one: those of keys, of failed and of kept jobs are partial."""
     fill(100)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE myxo_jobs")
