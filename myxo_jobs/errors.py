@@ -6,6 +6,7 @@ JobsError
 ├── HandlerConflict             two handlers for one topic or one Struct
 ├── PayloadInvalid              the request would not come back as it went in
 ├── PayloadTypeInvalid          the request holds a value that JSON cannot
+├── ResultInvalid               what a kept job's handler returned cannot be stored
 ├── OwnTransactionImpossible    tx=None inside a transaction on SQLite
 ├── ClaimLost                   somebody else holds the job now
 └── WorkerLost                  the worker died while it ran the job
@@ -60,6 +61,14 @@ class PayloadInvalid(JobsError, ValueError):
 
 class PayloadTypeInvalid(JobsError, TypeError):
     """The request holds a value that JSON cannot: store its key, not the object."""
+
+
+class ResultInvalid(JobsError, ValueError):
+    """What the handler of a kept job returned cannot be stored as its result.
+
+    JSON cannot hold it, or it is too long; the message names the place. The job fails at
+    once: return less, or what JSON has, and put the rest elsewhere.
+    """
 
 
 class OwnTransactionImpossible(JobsError, TransactionManagementError):

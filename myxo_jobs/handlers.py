@@ -17,6 +17,7 @@ from myxo_jobs.payloads import Codec
 # The pause before the next attempt doubles up to here.
 LONGEST_BACKOFF_SECONDS = 300.0
 LONGEST_OPTION_SECONDS = 31_536_000
+LONGEST_KEEP_SECONDS = 100 * LONGEST_OPTION_SECONDS
 PRIORITIES = range(-100, 101)
 TOPIC_CHARACTERS = 255
 
@@ -40,6 +41,14 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     priority: int
     takes_run: bool
     is_async: bool
+    # How many seconds a done job stays, with its result; None: it leaves at once.
+    keep: float | None = None
+    # Of services, and not offered by `@job`. A failed job gives up its key, and expires as
+    # a done one does; and a function is called in the transaction that stores the end of a
+    # job, done or failed, with the connection and the claim.
+    failed_gives_up_key: bool = False
+    failed_expires: bool = False
+    at_outcome: Callable[[Any, Any], None] | None = None
 
     @property
     def where(self) -> str:
@@ -185,6 +194,7 @@ def job(
     backoff: float = 1.0,
     timeout: float | None = None,
     atomic: bool = False,
+    keep: float | timedelta | None = None,
     priority: int = 0,
 ) -> Callable[[F], F]:
     """Declare a function as the handler of a Struct; it stays an ordinary function.
@@ -196,6 +206,7 @@ def job(
     `backoff`: seconds before attempt 2, doubling up to 300, or up to `backoff` if longer.
     `timeout`: how many seconds one run may take; then it is a failed attempt.
     `atomic`: run it in a transaction that commits together with the job's end.
+    `keep`: how long a done job stays, with what the handler returned as its result.
     `priority`: the default of its puts, −100 to 100; higher runs first, within the topic.
 
     Raises HandlerInvalid, naming the argument, when one cannot be used.
@@ -214,6 +225,7 @@ def job(
                 "backoff": backoff,
                 "timeout": timeout,
                 "atomic": atomic,
+                "keep": keep,
                 "priority": priority,
             },
         )
@@ -239,6 +251,7 @@ def job(
                 priority=priority,
                 takes_run=takes_run,
                 is_async=is_async,
+                keep=None if keep is None else seconds_of(keep, "keep"),
             )
         )
         return function
@@ -273,6 +286,16 @@ def _is_seconds(value: Any) -> bool:
     )
 
 
+def _is_time(value: Any) -> bool:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and 0 <= value <= LONGEST_KEEP_SECONDS  # false for NaN
+    )
+
+
 # What each option takes: a test, and the words for it.
 OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "workers": (lambda value: _is_whole(value) and value >= 1, "a whole number from 1"),
@@ -284,6 +307,10 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "seconds above 0, up to a year, or None",
     ),
     "atomic": (lambda value: isinstance(value, bool), "True or False"),
+    "keep": (
+        lambda value: value is None or _is_time(value),
+        "seconds or a timedelta from 0, up to a hundred years, or None",
+    ),
     "priority": (
         lambda value: _is_whole(value) and value in PRIORITIES,
         "a whole number from -100 to 100",

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 
 from myxo_jobs.conf import settings
-from myxo_jobs.errors import PayloadInvalid, PayloadTypeInvalid
+from myxo_jobs.errors import PayloadInvalid, PayloadTypeInvalid, ResultInvalid
 
 ERROR_CHARACTERS = 2_000
 TRACEBACK_BYTES = 16 * 1024
 KEY_CHARACTERS = 255
+RESULT_BYTES = 1024 * 1024
 
 
 class Codec:
@@ -98,6 +99,57 @@ def _encode_other(value: object) -> object:
     )
 
 
+_encode_result = msgspec.json.Encoder(enc_hook=_encode_other).encode
+
+
+def encode_result(value: object) -> str | None:
+    """Return what a handler returned as JSON text, None for None.
+
+    Raises ResultInvalid, naming the place, for what JSON cannot hold and for over 1 MiB.
+    """
+    if value is None:
+        return None
+    try:
+        encoded = _encode_result(value)
+    except Exception as error:  # a value's own methods may raise anything
+        path, reason = _unencodable(value, "$", error)
+        raise ResultInvalid(f"the result cannot be stored, at {path}: {reason}") from error
+    if len(encoded) > RESULT_BYTES:
+        raise ResultInvalid(
+            f"the result has {len(encoded):,} bytes, {RESULT_BYTES:,} are allowed; most are at "
+            f"{_largest(value, '$')}: store the data elsewhere and return its key"
+        )
+    return encoded.decode()
+
+
+def _unencodable(value: object, path: str, error: Exception) -> tuple[str, Exception]:
+    """Return where the innermost value is that cannot be encoded, and why it cannot."""
+    for step, part in _steps(value):
+        try:
+            _encode_result(part)
+        except Exception as cause:
+            return _unencodable(part, path + step, cause)
+    return path, error
+
+
+def _largest(value: object, path: str) -> str:
+    """Return the path of the part that most of an encoded value is in."""
+    sizes = [(len(_encode_result(part)), step, part) for step, part in _steps(value)]
+    size, step, part = max(sizes, key=lambda one: one[0], default=(0, "", None))
+    return _largest(part, path + step) if size > RESULT_BYTES // 2 else path
+
+
+def _steps(value: object) -> list[tuple[str, object]]:
+    """Return what a value is made of, each part with the step to it; nothing for a leaf."""
+    if isinstance(value, msgspec.Struct):
+        return [(f".{name}", getattr(value, name)) for name in value.__struct_fields__]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{place}]", part) for place, part in enumerate(value)]
+    return []
+
+
 def _differences(before: object, after: object, path: str) -> Iterator[str]:
     """Yield the paths at which two values differ."""
     parts = _parts(before, after)
@@ -172,6 +224,12 @@ def storable(text: object, *, characters: int) -> str:
         half = (characters - 5) // 2
         plain = f"{plain[:half]}\n…\n{plain[-half:]}"
     return plain.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def path_of(error: BaseException) -> str:
+    """Return where the class of an exception is found: `module.Name`."""
+    kind = type(error)
+    return storable(f"{kind.__module__}.{kind.__qualname__}", characters=255)
 
 
 def describe(error: BaseException) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,10 +21,23 @@ import msgspec
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from myxo_jobs.databases import Database, Due, Floors, OnSuspect, Row, database_of
-from myxo_jobs.errors import ClaimLost, OwnTransactionImpossible
+from myxo_jobs.databases import (
+    Database,
+    Due,
+    Floors,
+    OnSuspect,
+    Row,
+    ValueType,
+    database_of,
+)
+from myxo_jobs.errors import ClaimLost, JobTimeout, OwnTransactionImpossible, WorkerLost
 from myxo_jobs.handlers import Handler
 from myxo_jobs.models import Job
+
+if sys.version_info >= (3, 14):
+    from uuid import uuid7
+else:
+    from uuid6 import uuid7
 
 logger = logging.getLogger("myxo_jobs")
 
@@ -49,6 +63,8 @@ class Claim(msgspec.Struct, eq=False):
     lease_ends: float
     # Asked for by the handler: the lease lasts at least until then, on the same clock.
     extended_until: float = 0.0
+    # Of a kept job alone: its name towards its owner.
+    uid: str | None = None
 
     @property
     def held(self) -> tuple[int, str]:
@@ -299,6 +315,7 @@ def claim(
         on_suspect=on_suspect,
         told=handler.takes_run,
         floors=start,
+        uids=None if handler.keep is None else [str(uuid7()) for _ in range(limit)],
     )
     if floors is not None:
         floors.passed(start, claimed.floors, began=before, ended=time.monotonic())
@@ -307,6 +324,9 @@ def claim(
         Claim(job_id, token, handler, payload, key, attempt, created_at, suspect, ends)
         for job_id, payload, key, attempt, created_at, suspect in claimed.rows
     ]
+    if claimed.uids:
+        for one in claims:
+            one.uid = claimed.uids[one.job_id]
     if logger.isEnabledFor(logging.DEBUG):
         for one in claims:
             tell(logging.DEBUG, one, "claimed")
@@ -354,6 +374,20 @@ def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[i
 _RELEASED = "worker = '', lease_until = NULL, payload = coalesce(again, payload), again = NULL"
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """An attempt that failed."""
+
+    claim: Held
+    error: str
+    traceback: str
+    # The class of what it raised: `module.Name`.
+    exception: str = ""
+    # For its owner, if the job has failed with it: why, in one word and in a sentence.
+    reason: str = "error"
+    message: str = ""
+    pause: float = 0.0  # seconds before the next attempt
+
+
 def _unless_again(value: str, otherwise: str) -> str:
     """Return the SQL of a value, or of another one where the job was put again."""
     return f"CASE WHEN again IS NULL THEN {value} ELSE {otherwise} END"
@@ -365,6 +399,15 @@ _BLAMED = (
 )
 
 
+def _ended(database: Database) -> str:
+    """Return the assignments that record the end of a job, or of one of its attempts."""
+    return (
+        f"completed_at = {database.now}, updated_at = {database.now}, cancelled_at = NULL, "
+        f"duration_ms = {database.milliseconds_since('started_at')}"
+    )
+
+
+_LOCK_JOINED = "UPDATE myxo_jobs SET worker = worker WHERE id = %s AND worker = %s"
 _DELETE_JOINED = "DELETE FROM myxo_jobs WHERE id = %s AND worker = %s AND again IS NULL"
 _RESTART_JOINED = f"UPDATE myxo_jobs SET {_RELEASED}, attempts = 0 WHERE id = %s AND worker = %s"  # noqa: S608
 
@@ -386,6 +429,33 @@ def restart(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int
     )
 
 
+def keep(connection: BaseDatabaseWrapper, endings: Sequence[tuple[Claim, str | None]]) -> set[int]:
+    """Keep done jobs until they expire: (claim, result as JSON text). Their keys are free."""
+    database = database_of(connection)
+    log = database.logged("''", "''")
+    return database.update_held(
+        connection,
+        f"{_RELEASED}, {_ended(database)}, due = {_unless_again('NULL', 'due')}, "
+        f"attempts = {_unless_again('myxo_jobs.attempts', '0')}, result = held.result, "
+        f"expires_at = {database.after('held.keep')}, attempt_log = {log}",
+        {"result": "text", "keep": "number"},
+        [(*claim.held, result, claim.handler.keep) for claim, result in endings],
+        flush=True,
+    )
+
+
+def keep_joined(connection: BaseDatabaseWrapper, claim: Claim, result: str | None) -> None:
+    """Keep a done job in the open transaction, so that its work and its end are one.
+
+    Waits and raises as `complete_joined` does.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK_JOINED, claim.held)
+        if not cursor.rowcount:
+            raise ClaimLost(claim.job_id, claim.attempt)
+    keep(connection, [(claim, result)])
+
+
 def complete_joined(connection: BaseDatabaseWrapper, claim: Claim) -> None:
     """Delete a claimed job in the open transaction, so that its work and its end are one.
 
@@ -400,31 +470,63 @@ def complete_joined(connection: BaseDatabaseWrapper, claim: Claim) -> None:
             raise ClaimLost(claim.job_id, claim.attempt)
 
 
-def retry(
-    connection: BaseDatabaseWrapper, failures: Sequence[tuple[Held, float, str, str]]
-) -> set[int]:
-    """Make jobs wait for their next attempt: (claim, pause in seconds, error, traceback)."""
+def retry(connection: BaseDatabaseWrapper, failures: Sequence[Failure]) -> set[int]:
+    """Make jobs wait for their next attempt."""
     database = database_of(connection)
     return database.update_held(
         connection,
         f"{_RELEASED}, {_BLAMED}, due = {_unless_again(database.after('held.pause'), 'due')}, "
-        f"attempts = {_unless_again('myxo_jobs.attempts', '0')}",
-        {"pause": "number", "error": "text", "traceback": "text"},
-        [(*claim.held, pause, error, trace) for claim, pause, error, trace in failures],
+        f"attempts = {_unless_again('myxo_jobs.attempts', '0')}, cancelled_at = NULL, "
+        f"attempt_log = {database.logged('held.exception', 'held.traceback')}",
+        {"pause": "number", "error": "text", "traceback": "text", "exception": "text"},
+        [(*one.claim.held, one.pause, one.error, one.traceback, one.exception) for one in failures],
         flush=True,
     )
 
 
-def fail(connection: BaseDatabaseWrapper, failures: Sequence[tuple[Held, str, str]]) -> set[int]:
-    """Keep jobs for a person, marked failed: (claim, error, traceback)."""
-    return database_of(connection).update_held(
+def fail(connection: BaseDatabaseWrapper, failures: Sequence[Failure]) -> set[int]:
+    """Keep jobs for a person, marked failed."""
+    attempts = _unless_again("myxo_jobs.attempts", "0")
+    log = database_of(connection).logged("held.exception", "held.traceback")
+    return _fail(connection, failures, f"attempts = {attempts}, attempt_log = {log}")
+
+
+def fail_unrun(connection: BaseDatabaseWrapper, failures: Sequence[Failure]) -> set[int]:
+    """Keep jobs for a person that this claim did not run: it costs no attempt."""
+    return _fail(connection, failures, f"attempts = {_one_less(database_of(connection))}")
+
+
+_FAILURE: dict[str, ValueType] = {
+    "error": "text",
+    "traceback": "text",
+    "exception": "text",
+    "reason": "text",
+    "message": "text",
+    "keep": "number",
+    "key_goes": "number",
+}
+
+
+def _fail(connection: BaseDatabaseWrapper, failures: Sequence[Failure], others: str) -> set[int]:
+    database = database_of(connection)
+    key = _unless_again("CASE WHEN held.key_goes = 1 THEN NULL ELSE key END", "key")
+    return database.update_held(
         connection,
-        f"{_RELEASED}, {_BLAMED}, failed = again IS NULL, "
-        f"attempts = {_unless_again('myxo_jobs.attempts', '0')}",
-        {"error": "text", "traceback": "text"},
-        [(*claim.held, error, trace) for claim, error, trace in failures],
+        f"{_RELEASED}, {_BLAMED}, {_ended(database)}, failed = again IS NULL, key = {key}, "
+        "reason = held.reason, message = held.message, "
+        f"expires_at = {database.after('held.keep')}, {others}",
+        _FAILURE,
+        [_failure_row(one) for one in failures],
         flush=True,
     )
+
+
+def _failure_row(one: Failure) -> tuple[Any, ...]:
+    handler = one.claim.handler if isinstance(one.claim, Claim) else None
+    keep = handler.keep if handler and handler.failed_expires else None
+    key_goes = int(handler is not None and handler.failed_gives_up_key)
+    texts = (one.error, one.traceback, one.exception, one.reason, one.message)
+    return (*one.claim.held, *texts, keep, key_goes)
 
 
 class Left(Held, Protocol):
@@ -440,8 +542,8 @@ class Left(Held, Protocol):
 def charge_timeouts(connection: BaseDatabaseWrapper, runs: Sequence[Left]) -> set[int]:
     """Record runs that their timeout could not end: failed attempts."""
     error = "JobTimeout: it took longer than its timeout, and could not be interrupted"
-    last = [(run, error, "") for run in runs if run.is_last_attempt]
-    others = [(run, run.pause, error, "") for run in runs if not run.is_last_attempt]
+    last = [_left(run, error, JobTimeout, "timeout") for run in runs if run.is_last_attempt]
+    others = [_left(run, error, JobTimeout, "timeout") for run in runs if not run.is_last_attempt]
     failed = fail(connection, last) if last else set()
     return failed | retry(connection, others) if others else failed
 
@@ -449,24 +551,15 @@ def charge_timeouts(connection: BaseDatabaseWrapper, runs: Sequence[Left]) -> se
 def charge_deaths(connection: BaseDatabaseWrapper, runs: Sequence[Left], cause: str) -> set[int]:
     """Record runs whose worker died: the attempt counts, and the next one can start now."""
     error = f"WorkerLost: {cause}"
-    last = [(run, error, "") for run in runs if run.is_last_attempt]
+    last = [_left(run, error, WorkerLost, "lost") for run in runs if run.is_last_attempt]
     others = [(run, error) for run in runs if not run.is_last_attempt]
     failed = fail(connection, last) if last else set()
     return failed | expire(connection, others) if others else failed
 
 
-def fail_unrun(
-    connection: BaseDatabaseWrapper, failures: Sequence[tuple[Claim, str, str]]
-) -> set[int]:
-    """Keep jobs for a person that this claim did not run: it costs no attempt."""
-    database = database_of(connection)
-    return database.update_held(
-        connection,
-        f"{_RELEASED}, {_BLAMED}, failed = again IS NULL, attempts = {_one_less(database)}",
-        {"error": "text", "traceback": "text"},
-        [(*claim.held, error, trace) for claim, error, trace in failures],
-        flush=True,
-    )
+def _left(run: Left, error: str, kind: type[BaseException], reason: str) -> Failure:
+    exception = f"{kind.__module__}.{kind.__qualname__}"
+    return Failure(run, error, "", exception, reason, pause=run.pause)
 
 
 def snooze(connection: BaseDatabaseWrapper, naps: Sequence[tuple[Claim, float]]) -> set[int]:

@@ -84,6 +84,24 @@ STATES: dict[str, Callable[[], dict[str, Any]]] = {
         "error": "ConnectionRefusedError: [Errno 111] Connection refused",
         "traceback": TRACEBACK,
         "started_at": ago(300),
+        "completed_at": ago(299),
+        "updated_at": ago(299),
+        "duration_ms": 1_000,
+        "reason": "error",
+        "message": "",
+    },
+    # A kept job that was done ten seconds ago, and has a week left.
+    "done": lambda: {
+        "created_at": ago(90),
+        "due": None,
+        "attempts": 1,
+        "started_at": ago(12),
+        "uid": queue.uuid7(),
+        "completed_at": ago(10),
+        "updated_at": ago(10),
+        "duration_ms": 2_000,
+        "result": '{"words":3}',
+        "expires_at": ago(-604_790),
     },
 }
 
@@ -93,7 +111,7 @@ def make_job(
 ) -> Job:
     """Insert a complete, believable row and return it as the database has it.
 
-    `status` is pending, running, expired (running, but its lease is over) or failed;
+    `status` is pending, running, expired (running, but its lease is over), failed or done;
     `columns` replace what that state brings. For states that are far off: near ones
     are reached through `Jobs` and `claim_one`.
     """

@@ -14,6 +14,7 @@ from django.db import connection, connections, transaction
 
 from myxo_jobs import Jobs, job, queue
 from myxo_jobs.models import Job
+from myxo_jobs.queue import Failure
 from tests.app.jobs import Work
 from tests.ledger import Ledger
 from tests.rig import claim_one, in_threads, make_job, wait_until, wind_back
@@ -70,9 +71,9 @@ def test_a_running_job_is_followed_by_one_run_with_the_newest_request(transactio
 
 
 ENDS = {
-    "retry": lambda claim: queue.retry(connection, [(claim, 300.0, "E: e", "trace")]),
-    "fail": lambda claim: queue.fail(connection, [(claim, "E: e", "trace")]),
-    "fail_unrun": lambda claim: queue.fail_unrun(connection, [(claim, "E: e", "trace")]),
+    "retry": lambda claim: queue.retry(connection, [Failure(claim, "E: e", "trace", pause=300.0)]),
+    "fail": lambda claim: queue.fail(connection, [Failure(claim, "E: e", "trace")]),
+    "fail_unrun": lambda claim: queue.fail_unrun(connection, [Failure(claim, "E: e", "trace")]),
     "snooze": lambda claim: queue.snooze(connection, [(claim, 300.0)]),
     "give_back": lambda claim: queue.give_back(connection, [claim]),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -58,7 +59,7 @@ def test_what_is_not_declared_has_its_documented_default():
 
     handler = registry.of_topic("t")
     assert (handler.workers, handler.attempts, handler.lease, handler.backoff) == (1, 10, 30.0, 1.0)
-    assert (handler.atomic, handler.priority) == (False, 0)
+    assert (handler.atomic, handler.keep, handler.priority) == (False, None, 0)
     assert (handler.takes_run, handler.is_async) == (False, False)
 
 
@@ -124,6 +125,7 @@ def test_what_cannot_be_called_as_a_handler_is_refused(function):
             "backoff": [-1, "2", True, None, float("nan"), float("inf"), 10**9],
             "priority": [-101, 101, 1.0, "2", True, None],
             "atomic": [0, 1, "yes", None],
+            "keep": [-1, "2", True, float("nan"), float("inf"), 10**10, timedelta(seconds=-1)],
             "topic": [
                 "",
                 5,
@@ -158,6 +160,8 @@ def test_a_bad_argument_is_refused_by_name_and_place(name, value):
         ("lease", 0.001),
         ("lease", 60),
         ("backoff", 0),
+        ("keep", 0),
+        ("keep", 86_400.0),
         ("priority", -100),
         ("priority", 100),
         ("topic", "x" * 255),

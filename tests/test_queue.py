@@ -15,6 +15,7 @@ from django.utils import timezone
 from myxo_jobs import ClaimLost, Jobs, queue
 from myxo_jobs.databases import Floors, database_of
 from myxo_jobs.models import Job
+from myxo_jobs.queue import Failure
 from tests.app.jobs import Work
 from tests.rig import ago, handler_of, in_threads
 
@@ -23,9 +24,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ENDS = {
     "complete": lambda claim: queue.complete(connection, [claim]),
-    "retry": lambda claim: queue.retry(connection, [(claim, 8.0, "ValueError: x", "trace")]),
-    "fail": lambda claim: queue.fail(connection, [(claim, "ValueError: x", "trace")]),
-    "fail_unrun": lambda claim: queue.fail_unrun(connection, [(claim, "ValueError: x", "trace")]),
+    "retry": lambda claim: queue.retry(
+        connection, [Failure(claim, "ValueError: x", "trace", pause=8.0)]
+    ),
+    "fail": lambda claim: queue.fail(connection, [Failure(claim, "ValueError: x", "trace")]),
+    "fail_unrun": lambda claim: queue.fail_unrun(
+        connection, [Failure(claim, "ValueError: x", "trace")]
+    ),
     "snooze": lambda claim: queue.snooze(connection, [(claim, 8.0)]),
     "give_back": lambda claim: queue.give_back(connection, [claim]),
     "renew": lambda claim: queue.renew(connection, [claim]),
@@ -434,7 +439,7 @@ def test_errors_of_every_kind_of_text_are_stored_in_one_statement(make_job, clai
     for _ in texts:
         make_job("receipts")
     claims = claim_some("receipts")
-    failures = [(claim, text, text * 2) for claim, text in zip(claims, texts, strict=True)]
+    failures = [Failure(claim, text, text * 2) for claim, text in zip(claims, texts, strict=True)]
 
     assert len(queue.fail(connection, failures)) == len(texts)
     for claim, text in zip(claims, texts, strict=True):

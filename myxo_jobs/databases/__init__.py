@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from myxo_jobs.databases.base import Database, Due, Listener, OnSuspect, Row
+from myxo_jobs.databases.base import Database, Due, Listener, OnSuspect, Row, ValueType
 from myxo_jobs.databases.floors import Floors
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Listener",
     "OnSuspect",
     "Row",
+    "ValueType",
     "database_of",
     "is_supported",
 ]

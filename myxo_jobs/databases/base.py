@@ -26,6 +26,25 @@ ValueType = Literal["number", "text"]
 OnSuspect = Literal["take", "stop", "skip"]
 
 
+# What a claim empties in the row of a kept job: columns that tell of an earlier end, and
+# progress, since each attempt starts without.
+EMPTIED = ", ".join(
+    f"{column} = NULL"
+    for column in (
+        "completed_at",
+        "duration_ms",
+        "result",
+        "expires_at",
+        "reason",
+        "message",
+        "progress_done",
+        "progress_total",
+        "progress_note",
+    )
+)
+# The first and the last 19 attempts stay in the log of a job.
+LOGGED_ATTEMPTS = 20
+
 # What a put does where its key is there. The conflict is named, so that only the key
 # can be the reason for no row; SQLite knows the index by its condition, in the order in
 # which Django wrote it.
@@ -52,6 +71,8 @@ class Claimed(msgspec.Struct, frozen=True):
     #: (id, payload, key, attempts, created_at, suspect) of each, in the order to run them.
     rows: list[tuple[int, str, str | None, int, Any, bool]]
     floors: Sequence[Floor]
+    #: The uid of each, by id, where they were asked for.
+    uids: Mapping[int, str] = {}
 
 
 class Listener(ABC):
@@ -165,6 +186,18 @@ class Database(ABC):
     def larger_of(self, one: str, other: str) -> str:
         """Return the SQL of the larger of two values."""
 
+    @abstractmethod
+    def milliseconds_since(self, moment: str) -> str:
+        """Return the SQL of the whole milliseconds from a moment (SQL, too) to the statement."""
+
+    @abstractmethod
+    def logged(self, exception: str, traceback: str) -> str:
+        """Return the SQL of `attempt_log` with the attempt that ends now: JSON text.
+
+        For `update_held`: `exception` and `traceback` are SQL of texts. Of more than 20
+        attempts the first and the last 19 stay.
+        """
+
     # -- claims --------------------------------------------------------------
 
     @abstractmethod
@@ -179,6 +212,7 @@ class Database(ABC):
         on_suspect: OnSuspect,
         told: bool,
         floors: Sequence[Floor] | None,
+        uids: Sequence[str] | None,
     ) -> Claimed:
         """Claim up to `limit` due jobs of `topic` for `lease` seconds, under `token`.
 
@@ -186,6 +220,8 @@ class Database(ABC):
         moment than for the rest of a row. Begins at the floors, None for the beginning,
         and sees the priorities that have one. A claim that has to wait for a
         lock takes no suspect whose lease ended meanwhile: its holder had to wait, too.
+        With `uids`, as many as `limit`, the jobs are kept ones: each without a uid gets one
+        of them, and the columns of an earlier end and of its progress are emptied.
         """
 
     @abstractmethod
@@ -226,6 +262,13 @@ class Database(ABC):
         `assignments` is SQL. Each of `held` is (id, token, *values), and `held.name` in
         the SQL one of its values.
         With `flush` the commit waits for the drive as the project's setting says.
+        """
+
+    @abstractmethod
+    def one_transaction(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[Any]:
+        """Make the statements of a block one transaction, or a part of the open one.
+
+        Also on a connection of the worker's own, which Django's `atomic` does not know.
         """
 
     @abstractmethod

@@ -21,7 +21,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
 from myxo_jobs.databases.base import (
+    EMPTIED,
     KEEP_THAT,
+    LOGGED_ATTEMPTS,
     RUN_THAT_AGAIN,
     Claimed,
     Database,
@@ -108,8 +110,8 @@ SET worker = %(token)s,
     attempts = CASE WHEN job.again IS NULL THEN least(job.attempts, {MOST_ATTEMPTS}) + 1 ELSE 1 END,
     payload = coalesce(job.again, job.payload),
     again = NULL,
-    started_at = statement_timestamp()
-WHERE job.id = ANY (ARRAY(SELECT id FROM taken)) AND {UNFLUSHED}
+    started_at = statement_timestamp(){{kept}}
+WHERE job.id = {{taken}} AND {UNFLUSHED}
 RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
     CASE WHEN job.id = (SELECT id FROM taken WHERE place = 1) THEN (
         SELECT json_build_object(
@@ -121,10 +123,15 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
                 FROM (SELECT priority, min(due) AS due FROM free GROUP BY priority) AS first
             )
         )
-    ) END
+    ) END{{uid}}
 """
+# A kept job gets the uid of its place in the line, which only a join tells.
+KEPT = f""",
+    updated_at = statement_timestamp(), {EMPTIED},
+    uid = coalesce(job.uid, (%(uids)s::uuid[])[taken.place])
+FROM taken"""
 CLAIMS = {
-    (on_suspect, told, floored): CLAIM.format(
+    (on_suspect, told, floored, kept): CLAIM.format(
         levels=LEVELS_GIVEN if floored else LEVELS_FOUND,
         claimable=FRESH if on_suspect == "skip" else CLAIMABLE_WHEN_SENT,
         suspects="0"
@@ -133,10 +140,14 @@ CLAIMS = {
         takes_first="bereft" if on_suspect == "stop" else "true",
         key="job.key" if told else "NULL",
         created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
+        kept=KEPT if kept else "",
+        taken=f"{'taken.id AND job.id = ' if kept else ''}ANY (ARRAY(SELECT id FROM taken))",
+        uid=", job.uid::text" if kept else "",
     )
     for on_suspect in get_args(OnSuspect)
     for told in (True, False)
     for floored in (True, False)
+    for kept in (True, False)
 }
 
 LOOK = f"""
@@ -420,6 +431,20 @@ class PostgreSQL(Database):
     def larger_of(self, one: str, other: str) -> str:
         return f"greatest({one}, {other})"
 
+    def milliseconds_since(self, moment: str) -> str:
+        return f"(extract(epoch FROM statement_timestamp() - {moment}) * 1000)::bigint"
+
+    def logged(self, exception: str, traceback: str) -> str:
+        log = "coalesce(attempt_log::jsonb, '[]')"
+        return f"""(
+            CASE WHEN jsonb_array_length({log}) >= {LOGGED_ATTEMPTS} THEN {log} - 1 ELSE {log} END
+            || jsonb_build_object(
+                'worker', held.token, 'start', {_iso("started_at")},
+                'end', {_iso("statement_timestamp()")},
+                'exception', {exception}, 'traceback', {traceback}
+            )
+        )::text"""
+
     def claim(
         self,
         connection: BaseDatabaseWrapper,
@@ -431,6 +456,7 @@ class PostgreSQL(Database):
         on_suspect: OnSuspect,
         told: bool,
         floors: Sequence[Floor] | None,
+        uids: Sequence[str] | None,
     ) -> Claimed:
         began = time.monotonic()
         values: dict[str, Any] = {"topic": topic, "limit": limit, "lease": lease, "token": token}
@@ -439,15 +465,19 @@ class PostgreSQL(Database):
         if floors is not None:
             values["priorities"] = [priority for priority, _ in floors]
             values["floors"] = [due for _, due in floors]
+        if uids is not None:
+            values["uids"] = uids
         with connection.cursor() as cursor:
-            cursor.execute(CLAIMS[on_suspect, told, floors is not None], values)
+            cursor.execute(CLAIMS[on_suspect, told, floors is not None, uids is not None], values)
             rows = {row[0]: row for row in cursor.fetchall()}
         about = next((row[5] for row in rows.values() if row[5]), None)
         if about is None:
             return Claimed([], [])
         self._clocks.learn(connection, about["epoch"], began)
         suspect = about["suspect"]
-        return Claimed([(*rows[job_id][:5], suspect) for job_id in about["line"]], about["floors"])
+        claimed = [(*rows[job_id][:5], suspect) for job_id in about["line"]]
+        given = {} if uids is None else {job_id: row[6] for job_id, row in rows.items()}
+        return Claimed(claimed, about["floors"], given)
 
     def look(
         self,
@@ -501,6 +531,11 @@ class PostgreSQL(Database):
         )
         return self._changed(connection, statement, {"held": rows})
 
+    def one_transaction(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[Any]:
+        connection.ensure_connection()
+        transaction: AbstractContextManager[Any] = connection.connection.transaction()
+        return _translated(connection, transaction)
+
     def still_held(
         self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
@@ -526,6 +561,19 @@ def _can_be_read(descriptor: int) -> bool:
     poll = select.poll()  # select() refuses descriptors above 1023
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _iso(moment: str) -> str:
+    return f"""to_char({moment} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
+
+
+@contextmanager
+def _translated(
+    connection: BaseDatabaseWrapper, block: AbstractContextManager[Any]
+) -> Iterator[None]:
+    """Enter a block of the driver's, whose errors Django knows under its own names."""
+    with connection.wrap_database_errors, block:
+        yield
 
 
 def _flush(flush: bool) -> str:

@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from myxo_jobs.databases.base import (
+    EMPTIED,
     KEEP_THAT,
+    LOGGED_ATTEMPTS,
     RUN_THAT_AGAIN,
     Claimed,
     Database,
@@ -59,7 +62,7 @@ ORDER BY priority DESC LIMIT 1
 # `created_at` as the text it is: Django's converter would drop that it is UTC.
 FREE = f"""
 SELECT id, coalesce(again, payload), key, CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
-    created_at || '', lease_until IS NOT NULL, due || '', instr(worker, '/') > 0
+    created_at || '', lease_until IS NOT NULL, due || '', instr(worker, '/') > 0, uid
 FROM myxo_jobs
 WHERE topic = ? AND priority = ? AND due >= ? AND {WAITING} AND due <= {NOW}
     AND (lease_until IS NULL OR lease_until <= ?)
@@ -72,6 +75,7 @@ UPDATE myxo_jobs SET worker = ?, started_at = {NOW},
     lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', ? || ' seconds')
 WHERE id = ?
 """
+TAKE_KEPT = TAKE.replace("SET worker", f"SET updated_at = {NOW}, {EMPTIED}, uid = ?, worker")
 # On a full drive a transaction that changes nothing succeeds. A claim that stopped before
 # a suspect writes, so that its success tells that the holder can write, too.
 TOUCH = "UPDATE myxo_jobs SET topic = topic WHERE id = ?"
@@ -219,6 +223,22 @@ class SQLite(Database):
     def larger_of(self, one: str, other: str) -> str:
         return f"max({one}, {other})"
 
+    def milliseconds_since(self, moment: str) -> str:
+        days = f"julianday('now') - julianday({moment})"
+        return f"CAST(round(({days}) * 86400000.0) AS INTEGER)"
+
+    def logged(self, exception: str, traceback: str) -> str:
+        log = "coalesce(attempt_log, '[]')"
+        return f"""json_insert(
+            CASE WHEN json_array_length({log}) >= {LOGGED_ATTEMPTS}
+                THEN json_remove({log}, '$[1]') ELSE {log} END,
+            '$[#]',
+            json_object(
+                'worker', held.token, 'start', {_iso("started_at")}, 'end', {_iso(NOW)},
+                'exception', {exception}, 'traceback', {traceback}
+            )
+        )"""
+
     def claim(
         self,
         connection: BaseDatabaseWrapper,
@@ -230,6 +250,7 @@ class SQLite(Database):
         on_suspect: OnSuspect,
         told: bool,
         floors: Sequence[Floor] | None,
+        uids: Sequence[str] | None,
     ) -> Claimed:
         over_at = "" if on_suspect == "skip" else _now(connection)  # as texts are compared
         free: list[Any] = []
@@ -244,10 +265,19 @@ class SQLite(Database):
                     seen.append((priority, found[0][6]))
                     free += found
             taken = _up_to_a_suspect(free, takes_any=on_suspect == "take")
-            raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
+            given: dict[int, str] = {}
+            if uids is None:
+                raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
+            else:
+                given = {
+                    row[0]: row[8] or UUID(uid).hex for row, uid in zip(taken, uids, strict=False)
+                }
+                kept = [(given[row[0]], token, lease, row[0]) for row in taken]
+                raw.executemany(TAKE_KEPT, kept)
             if free and not taken:
                 raw.execute(TOUCH, (free[0][0],))
-        return Claimed([row[:6] for row in taken], seen)
+        names = {job_id: str(UUID(uid)) for job_id, uid in given.items()}
+        return Claimed([row[:6] for row in taken], seen, names)
 
     def look(
         self,
@@ -294,6 +324,9 @@ class SQLite(Database):
         with _immediate(connection) as raw:
             return {row[0] for row in raw.execute(statement, (json.dumps(held),)).fetchall()}
 
+    def one_transaction(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[Any]:
+        return _immediate(connection)
+
     def still_held(
         self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
@@ -314,6 +347,10 @@ class SQLite(Database):
 
     def listen(self, alias: str) -> Listener:
         return SQLiteListener(self, alias)
+
+
+def _iso(moment: str) -> str:
+    return f"replace({moment}, ' ', 'T') || 'Z'"
 
 
 def _insert(due: Due) -> tuple[str, float | str]:

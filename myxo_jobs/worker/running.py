@@ -21,17 +21,20 @@ from myxo_jobs.errors import (
     GiveUp,
     JobTimeout,
     PayloadInvalid,
+    ResultInvalid,
     Retry,
     Snooze,
     WorkerLost,
 )
 from myxo_jobs.handlers import Run
 from myxo_jobs.models import moment_of
-from myxo_jobs.payloads import describe
+from myxo_jobs.payloads import describe, encode_result, path_of, storable
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.limits import TimeLimits
 
-Verb = Literal["complete", "retry", "fail", "fail_unrun", "snooze", "give_back", "leave", "none"]
+Verb = Literal[
+    "complete", "keep", "retry", "fail", "fail_unrun", "snooze", "give_back", "leave", "none"
+]
 
 
 _NOTHING = nullcontext()
@@ -45,6 +48,13 @@ class Outcome(msgspec.Struct, eq=False):
     pause: float = 0.0
     error: str = ""
     traceback: str = ""
+    # The class of what was raised: `module.Name`.
+    exception: str = ""
+    # Of a failed job, for its owner.
+    reason: str = "error"
+    message: str = ""
+    # Of a kept job that is done, as JSON text.
+    result: str | None = None
     raised: BaseException | None = None
     # How long the run took; None when it tells nothing about the next one.
     seconds: float | None = None
@@ -84,7 +94,14 @@ def not_to_run(claim: Claim, around: Surroundings, now: float) -> Outcome | None
             "look for a killed or crashed process, then retry the job"
         )
         error, trace = describe(lost)
-        return Outcome(claim, "fail_unrun", error=error, traceback=trace)
+        return Outcome(
+            claim,
+            "fail_unrun",
+            error=error,
+            traceback=trace,
+            exception=path_of(lost),
+            reason="lost",
+        )
     return None
 
 
@@ -105,13 +122,19 @@ def run(claim: Claim, around: Surroundings) -> Outcome:
         if claim.handler.atomic:
             return _run_atomic(claim, arguments, around)
         # A fresh context: language, time zone and all context variables at their start.
-        Context().run(_call, claim, arguments, around)
+        return _done(claim, Context().run(_call, claim, arguments, around))
     except BaseException as raised:
         return outcome_of(claim, raised)
-    return Outcome(claim, "complete")
 
 
-def _call(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> None:
+def _done(claim: Claim, returned: object) -> Outcome:
+    """Return the outcome of a handler that returned. Raises ResultInvalid."""
+    if claim.handler.keep is None:
+        return Outcome(claim, "complete")
+    return Outcome(claim, "keep", result=encode_result(returned))
+
+
+def _call(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> object:
     """Call the handler, within its timeout: nothing but its own code is interrupted."""
     try:
         if claim.handler.timeout is None or around.limits is None:
@@ -126,6 +149,7 @@ def _call(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> Non
             f"{claim.handler.where} returned a coroutine, which nobody awaits: it is an async "
             "function behind a plain decorator; make the decorator's wrapper async, too"
         )
+    return returned
 
 
 def _end_a_fork(around: Surroundings) -> None:
@@ -150,16 +174,16 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
         with watch:
             async with asyncio.timeout(timeout) as limit:
                 try:
-                    await claim.handler.function(*arguments)
+                    returned = await claim.handler.function(*arguments)
                 finally:
                     _end_a_fork(around)
         if limit.expired():  # it has swallowed its cancellation
             raise JobTimeout
+        return _done(claim, returned)
     except BaseException as raised:  # as in `run`
         if isinstance(raised, TimeoutError) and limit is not None and limit.expired():
             return outcome_of(claim, JobTimeout())
         return outcome_of(claim, raised)
-    return Outcome(claim, "complete")
 
 
 def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outcome:
@@ -169,7 +193,8 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
     except PayloadInvalid as misfit:
         # At once: no number of attempts mends a payload.
         error, trace = describe(misfit)
-        return Outcome(claim, "fail", error=error, traceback=trace, raised=misfit)
+        path = path_of(misfit)
+        return Outcome(claim, "fail", error=error, traceback=trace, exception=path, raised=misfit)
     if not claim.handler.takes_run:
         return (request,)
     return request, Run(
@@ -179,7 +204,7 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
         attempt=claim.attempt,
         max_attempts=claim.handler.attempts,
         created_at=moment_of(claim.created_at),
-        uid=None,
+        uid=claim.uid,
         _is_stopping=around.is_stopping,
         _extend=lambda seconds: around.extend(claim, seconds),
     )
@@ -200,15 +225,24 @@ def outcome_of(claim: Claim, raised: BaseException) -> Outcome:
     error, trace = describe(blamed)
     if isinstance(raised, JobTimeout):
         error = f"JobTimeout: it took longer than {handler.timeout:g} s"
-    final = isinstance(raised, GiveUp) or claim.attempt >= handler.attempts
+    final = isinstance(raised, (GiveUp, ResultInvalid)) or claim.attempt >= handler.attempts
     return Outcome(
         claim,
         "fail" if final else "retry",
         pause=pause,
         error=error,
         traceback=trace,
+        exception=path_of(blamed),
+        reason=_reason_of(raised),
+        message=storable(raised.reason, characters=2_000) if isinstance(raised, GiveUp) else "",
         raised=raised,
     )
+
+
+def _reason_of(raised: BaseException) -> str:
+    if isinstance(raised, GiveUp):
+        return "refused"
+    return "timeout" if isinstance(raised, JobTimeout) else "error"
 
 
 def _run_atomic(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> Outcome:
@@ -223,8 +257,13 @@ def _run_atomic(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) 
     def in_context() -> None:
         with database_of(connection).atomic_job(connection):
             transaction.on_commit(note_commit, using=around.alias)
-            _call(claim, arguments, around)
-            queue.complete_joined(connection, claim)
+            outcome = _done(claim, _call(claim, arguments, around))
+            if outcome.verb == "keep":
+                queue.keep_joined(connection, claim, outcome.result)
+            else:
+                queue.complete_joined(connection, claim)
+            if claim.handler.at_outcome is not None:
+                claim.handler.at_outcome(connection, claim)
 
     try:
         Context().run(in_context)

@@ -11,6 +11,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from myxo_jobs import queue
+from myxo_jobs.databases import database_of
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.running import Outcome, Verb
 
@@ -30,16 +31,49 @@ def _complete(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> s
     return done | queue.restart(connection, rest) if rest else done
 
 
+def _keep(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
+    return queue.keep(connection, [(outcome.claim, outcome.result) for outcome in outcomes])
+
+
 def _retry(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
-    return queue.retry(connection, [(o.claim, o.pause, o.error, o.traceback) for o in outcomes])
+    return queue.retry(connection, [_failure(outcome) for outcome in outcomes])
 
 
 def _fail(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
-    return queue.fail(connection, [(o.claim, o.error, o.traceback) for o in outcomes])
+    return queue.fail(connection, [_failure(outcome) for outcome in outcomes])
 
 
 def _fail_unrun(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
-    return queue.fail_unrun(connection, [(o.claim, o.error, o.traceback) for o in outcomes])
+    return queue.fail_unrun(connection, [_failure(outcome) for outcome in outcomes])
+
+
+def _failure(outcome: Outcome) -> queue.Failure:
+    return queue.Failure(
+        outcome.claim,
+        outcome.error,
+        outcome.traceback,
+        outcome.exception,
+        outcome.reason,
+        outcome.message,
+        outcome.pause,
+    )
+
+
+def _telling(store: Store) -> Store:
+    """Call the handlers' `at_outcome`, if there is one, in the transaction that stores."""
+
+    def store_and_tell(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
+        if not any(outcome.claim.handler.at_outcome for outcome in outcomes):
+            return store(connection, outcomes)
+        with database_of(connection).one_transaction(connection):
+            stored = store(connection, outcomes)
+            for outcome in outcomes:
+                tell = outcome.claim.handler.at_outcome
+                if tell is not None and outcome.claim.job_id in stored:
+                    tell(connection, outcome.claim)
+        return stored
+
+    return store_and_tell
 
 
 def _snooze(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
@@ -56,9 +90,10 @@ def _leave(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[
 
 STORES: dict[Verb, Store] = {
     "complete": _complete,
+    "keep": _telling(_keep),
     "retry": _retry,
-    "fail": _fail,
-    "fail_unrun": _fail_unrun,
+    "fail": _telling(_fail),
+    "fail_unrun": _telling(_fail_unrun),
     "snooze": _snooze,
     "give_back": _give_back,
     "leave": _leave,
@@ -189,7 +224,7 @@ class Settling:
 def tell_of(outcome: Outcome) -> None:
     """Log a stored outcome."""
     claim, verb = outcome.claim, outcome.verb
-    if verb == "complete":
+    if verb in ("complete", "keep"):
         if queue.logger.isEnabledFor(logging.DEBUG):
             queue.tell(logging.DEBUG, claim, "done")
     elif verb == "retry":

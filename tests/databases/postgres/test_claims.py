@@ -115,7 +115,8 @@ def test_a_claim_uses_the_index_and_reads_few_rows(claim_some):
         plan = "\n".join(
             line
             for (line,) in query(
-                "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) " + CLAIMS["take", True, False], values
+                "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) " + CLAIMS["take", True, False, False],
+                values,
             )
         )
         transaction.set_rollback(True)
