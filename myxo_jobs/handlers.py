@@ -43,6 +43,8 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     is_async: bool
     # How many seconds a done job stays, with its result; None: it leaves at once.
     keep: float | None = None
+    # Called with a job's row: before that of a done one goes, and after a final failure.
+    cleanup: Callable[[Any], object] | None = None
     # Of services, and not offered by `@job`. A failed job gives up its key, and expires as
     # a done one does; and a function is called in the transaction that stores the end of a
     # job, done or failed, with the connection and the claim.
@@ -54,6 +56,14 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     def where(self) -> str:
         """The place a person finds the handler at: `module.function`."""
         return _where(self.function)
+
+    @property
+    def failure_needs_a_worker(self) -> bool:
+        """Whether more belongs to a final failure than the row tells, so that a worker which
+        knows the handler has to store it."""
+        return bool(
+            self.cleanup or self.at_outcome or self.failed_expires or self.failed_gives_up_key
+        )
 
     def pause_after(self, attempt: int) -> float:
         """Return the seconds between the failure of an attempt and the next one.
@@ -196,6 +206,7 @@ def job(
     atomic: bool = False,
     keep: float | timedelta | None = None,
     priority: int = 0,
+    cleanup: Callable[[Any], object] | None = None,
 ) -> Callable[[F], F]:
     """Declare a function as the handler of a Struct; it stays an ordinary function.
 
@@ -208,6 +219,8 @@ def job(
     `atomic`: run it in a transaction that commits together with the job's end.
     `keep`: how long a done job stays, with what the handler returned as its result.
     `priority`: the default of its puts, −100 to 100; higher runs first, within the topic.
+    `cleanup`: called with the job's row before that of a done one goes, and when a job has
+    failed for good; it may be called again after a crash.
 
     Raises HandlerInvalid, naming the argument, when one cannot be used.
     """
@@ -227,6 +240,7 @@ def job(
                 "atomic": atomic,
                 "keep": keep,
                 "priority": priority,
+                "cleanup": cleanup,
             },
         )
         takes_run, is_async = _check_function(where, function)
@@ -252,6 +266,7 @@ def job(
                 takes_run=takes_run,
                 is_async=is_async,
                 keep=None if keep is None else seconds_of(keep, "keep"),
+                cleanup=cleanup,
             )
         )
         return function
@@ -314,6 +329,10 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "priority": (
         lambda value: _is_whole(value) and value in PRIORITIES,
         "a whole number from -100 to 100",
+    ),
+    "cleanup": (
+        lambda value: value is None or (callable(value) and not inspect.iscoroutinefunction(value)),
+        "a plain function, or None",
     ),
 }
 

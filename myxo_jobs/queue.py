@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
 from typing import Any, Protocol
 
 import msgspec
@@ -31,7 +32,7 @@ from myxo_jobs.databases import (
     database_of,
 )
 from myxo_jobs.errors import ClaimLost, JobTimeout, OwnTransactionImpossible, WorkerLost
-from myxo_jobs.handlers import Handler
+from myxo_jobs.handlers import Handler, registry
 from myxo_jobs.models import Job
 
 if sys.version_info >= (3, 14):
@@ -538,14 +539,21 @@ class Left(Held, Protocol):
     @property
     def is_last_attempt(self) -> bool: ...
 
+    # Whether its final failure is left to a worker: then this is not its last attempt.
+    @property
+    def is_for_a_worker(self) -> bool: ...
+
 
 def charge_timeouts(connection: BaseDatabaseWrapper, runs: Sequence[Left]) -> set[int]:
     """Record runs that their timeout could not end: failed attempts."""
     error = "JobTimeout: it took longer than its timeout, and could not be interrupted"
     last = [_left(run, error, JobTimeout, "timeout") for run in runs if run.is_last_attempt]
-    others = [_left(run, error, JobTimeout, "timeout") for run in runs if not run.is_last_attempt]
-    failed = fail(connection, last) if last else set()
-    return failed | retry(connection, others) if others else failed
+    unfinished = [run for run in runs if not run.is_last_attempt]
+    others = [_left(r, error, JobTimeout, "timeout") for r in unfinished if not r.is_for_a_worker]
+    for_workers = [(run, error) for run in unfinished if run.is_for_a_worker]
+    charged = fail(connection, last) if last else set()
+    charged |= retry(connection, others) if others else set()
+    return charged | (expire(connection, for_workers) if for_workers else set())
 
 
 def charge_deaths(connection: BaseDatabaseWrapper, runs: Sequence[Left], cause: str) -> set[int]:
@@ -642,6 +650,82 @@ def _one_less(database: Database) -> str:
     return _unless_again(database.larger_of("myxo_jobs.attempts - 1", "0"), "0")
 
 
+# -- the end of a kept job ----------------------------------------------------
+
+
+def clean_up(handler: Handler, row: Job) -> bool:
+    """Call a handler's cleanup for a job that has ended; tell whether it came through."""
+    if handler.cleanup is None:
+        return True
+    try:
+        Context().run(handler.cleanup, row)
+    except BaseException as error:  # as around a handler: nothing it raises is about us
+        logger.error(
+            "job=%s topic=%s attempt=%s cleanup failed",
+            row.pk,
+            row.topic,
+            row.attempts,
+            exc_info=error,
+            extra={"job": row.pk, "topic": row.topic, "attempt": row.attempts},
+        )
+        return False
+    return True
+
+
+_EXPIRED = "expires_at <= {now} AND (failed OR due IS NULL)"
+_SLICE = f"""
+SELECT id FROM myxo_jobs
+WHERE topic IN ({{topics}}) AND {_EXPIRED} AND (lease_until IS NULL OR lease_until <= {{now}})
+ORDER BY expires_at LIMIT %s
+"""  # noqa: S608
+_REMOVE = f"DELETE FROM myxo_jobs WHERE id IN ({{ids}}) AND {_EXPIRED} RETURNING id"  # noqa: S608
+_HOLD = f"""
+UPDATE myxo_jobs SET worker = %s, lease_until = {{lease_until}}
+WHERE id = %s AND due IS NULL AND {_EXPIRED} AND (lease_until IS NULL OR lease_until <= {{now}})
+"""  # noqa: S608
+_REMOVE_HELD = f"DELETE FROM myxo_jobs WHERE id = %s AND worker = %s AND {_EXPIRED}"  # noqa: S608
+
+
+def expired(connection: BaseDatabaseWrapper, topics: Sequence[str], limit: int) -> list[int]:
+    """Return ended jobs that have expired, the longest first, but for those being cleaned up."""
+    places = ", ".join(["%s"] * len(topics))
+    with connection.cursor() as cursor:
+        cursor.execute(_sql(connection, _SLICE, topics=places), [*topics, limit])
+        return [row[0] for row in cursor.fetchall()]
+
+
+def remove_expired(connection: BaseDatabaseWrapper, job_ids: Sequence[int]) -> set[int]:
+    """Delete those of some jobs that have expired; return their ids."""
+    places = ", ".join(["%s"] * len(job_ids))
+    with connection.cursor() as cursor:
+        cursor.execute(_sql(connection, _REMOVE, ids=places), job_ids)
+        return {row[0] for row in cursor.fetchall()}
+
+
+def hold_expired(connection: BaseDatabaseWrapper, job_id: int, token: str, seconds: float) -> bool:
+    """Keep others from cleaning up an expired, done job for so long; tell whether it is ours."""
+    lease_until = database_of(connection).after("%s").replace("%Y-%m-%d %H:%M:%f", _DOUBLED)
+    with connection.cursor() as cursor:
+        statement = _sql(connection, _HOLD, lease_until=lease_until)
+        cursor.execute(statement, [token, seconds, job_id])
+        return bool(cursor.rowcount)
+
+
+def remove_held(connection: BaseDatabaseWrapper, job_id: int, token: str) -> bool:
+    """Delete an expired job that is held; tell whether it was still both."""
+    with connection.cursor() as cursor:
+        cursor.execute(_sql(connection, _REMOVE_HELD), [job_id, token])
+        return bool(cursor.rowcount)
+
+
+_DOUBLED = "%%Y-%%m-%%d %%H:%%M:%%f"  # for Django's cursor, to which a per cent sign means more
+
+
+def _sql(connection: BaseDatabaseWrapper, statement: str, **parts: str) -> str:
+    now = database_of(connection).now.replace("%", "%%")
+    return statement.format(now=now, **parts)
+
+
 # -- a person's part ----------------------------------------------------------
 
 
@@ -666,8 +750,14 @@ def retry_failed(alias: str, job_ids: Iterable[int]) -> set[int]:
 def discard(alias: str, job_ids: Iterable[int]) -> set[int]:
     """Delete jobs in any state; return the ids of those that were there.
 
-    A running one is not stopped, but its outcome is not recorded.
+    A running one is not stopped, but its outcome is not recorded. A done one is cleaned up.
     """
+    job_ids = list(job_ids)
+    cleaned = {one.topic: one for one in registry if one.cleanup is not None}
+    if cleaned:
+        ended = Job.objects.using(alias).filter(due__isnull=True, failed=False, topic__in=cleaned)
+        for row in ended.filter(pk__in=[one for one in job_ids if one in ID_RANGE]):
+            clean_up(cleaned[row.topic], row)
     return set(_change(connections[alias], "DELETE FROM myxo_jobs WHERE", job_ids))
 
 

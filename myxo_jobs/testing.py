@@ -21,7 +21,14 @@ from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
 from myxo_jobs.queue import Claim, Tokens
 from myxo_jobs.worker import Worker
-from myxo_jobs.worker.running import Outcome, Surroundings, outcome_of, run, run_async
+from myxo_jobs.worker.running import (
+    Outcome,
+    Surroundings,
+    clean_up_after,
+    outcome_of,
+    run,
+    run_async,
+)
 from myxo_jobs.worker.settling import STORES
 
 __all__ = ["Worker", "put_jobs", "run_jobs"]
@@ -123,4 +130,5 @@ def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:
     except DatabaseError as error:
         # The handler went on after a failed statement: its savepoint cannot be kept.
         outcome = outcome_of(claim, error)
+    clean_up_after(outcome, around)
     return outcome

@@ -20,6 +20,9 @@ from myxo_jobs.queue import Claim
 PLACES = 16_384
 PREFIX_BYTES = 64
 
+# In the place of the attempts that there may be: which is the last is a worker's to tell.
+FOR_A_WORKER = 2**62
+
 FREE, CLAIMED, CLAIMED_SUSPECT, STARTED, INTERRUPTED = 0, 1, 2, 3, 4
 CLAIMING, HAS_STARTED, HAS_ENDED, SUSPECTS_FOLLOW = 0, 1, 2, 3
 
@@ -47,6 +50,10 @@ class Entry(msgspec.Struct, frozen=True):
     @property
     def is_last_attempt(self) -> bool:
         return self.attempt >= self.attempts
+
+    @property
+    def is_for_a_worker(self) -> bool:
+        return self.attempts == FOR_A_WORKER
 
 
 class Board:
@@ -100,7 +107,8 @@ class Board:
             self._ids[place] = claim.job_id
             self._numbers[place] = int(claim.token.rpartition(".")[2])
             self._attempt[place] = claim.attempt
-            self._attempts[place] = claim.handler.attempts
+            left_to_workers = claim.handler.failure_needs_a_worker
+            self._attempts[place] = FOR_A_WORKER if left_to_workers else claim.handler.attempts
             self._pauses[place] = claim.handler.pause_after(claim.attempt)
             self._leases[place] = claim.handler.lease
             self._lease_ends[place] = claim.lease_ends

@@ -27,7 +27,7 @@ from myxo_jobs.errors import (
     WorkerLost,
 )
 from myxo_jobs.handlers import Run
-from myxo_jobs.models import moment_of
+from myxo_jobs.models import Job, moment_of
 from myxo_jobs.payloads import describe, encode_result, path_of, storable
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.limits import TimeLimits
@@ -103,6 +103,20 @@ def not_to_run(claim: Claim, around: Surroundings, now: float) -> Outcome | None
             reason="lost",
         )
     return None
+
+
+def clean_up_after(outcome: Outcome, around: Surroundings) -> None:
+    """Call the handler's cleanup if its job has failed for good.
+
+    Before that is stored, while the claim lasts: what a crash in between leaves out, the
+    next claim does.
+    """
+    claim = outcome.claim
+    if claim.handler.cleanup is None or outcome.verb not in ("fail", "fail_unrun"):
+        return
+    row = Job.objects.using(around.alias).filter(pk=claim.job_id, worker=claim.token).first()
+    if row is not None:
+        queue.clean_up(claim.handler, row)
 
 
 def unstarted(claim: Claim) -> Outcome:

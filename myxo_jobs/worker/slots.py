@@ -20,6 +20,7 @@ from myxo_jobs.worker.connections import HandlerConnections
 from myxo_jobs.worker.running import (
     Outcome,
     Surroundings,
+    clean_up_after,
     not_to_run,
     run,
     run_async,
@@ -141,9 +142,12 @@ class ThreadSlots(Slots):
         if outcome is None:
             with self._around.process:
                 outcome = run(claim, self._around)
+            outcome.seconds = time.monotonic() - started
+        if claim.handler.cleanup is not None:
+            clean_up_after(outcome, self._around)
+        if outcome.seconds is not None:
             # Before anybody hears of the outcome: what the job left open may hold locks.
             connections.tidy()
-            outcome.seconds = time.monotonic() - started
         self._finish(outcome)
 
 
@@ -290,6 +294,8 @@ class AsyncSlots(Slots):
             with self._around.process:
                 outcome = await run_async(claim, self._around)
             outcome.seconds = time.monotonic() - started
+        if claim.handler.cleanup is not None:
+            await sync_to_async(clean_up_after)(outcome, self._around)
         await self._events.leave()
         self._finish(outcome)
 

@@ -28,6 +28,7 @@ from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
 from myxo_jobs.worker.suspects import Suspects, Writes
+from myxo_jobs.worker.sweeping import Sweeper
 from myxo_jobs.worker.waking import Waking
 
 logger = logging.getLogger("myxo_jobs")
@@ -115,6 +116,7 @@ class Worker:
         self._settling = Settling(self._keeper.release)
         self._waking = Waking(self.alias, self._on_wake)
         self._events = EventLoop()
+        self._sweeper = Sweeper(self.alias, self.handlers, self._tokens.next)
         self._limits = TimeLimits(
             self._on_timeout, _tell_of_timeout, grace=self.grace, watchdog=watchdog
         )
@@ -209,6 +211,7 @@ class Worker:
             self._keeper.start()
             self._waking.start()
             self._events.start()
+            self._sweeper.start()
             while not self._is_over():
                 self._turn()
             self._drain()
@@ -624,6 +627,7 @@ class Worker:
         for lane in self._lanes.values():
             lane.slots.join(deadline)
         self._limits.stop()
+        self._sweeper.stop(max(deadline - time.monotonic(), 0.1))
         if self._process is not None:
             self._process.set_back()  # a relative path starts the process that replaces it
         self._waking.stop()

@@ -23,6 +23,7 @@ import msgspec
 from django.db import transaction
 
 from myxo_jobs import GiveUp, Run, Snooze, job
+from myxo_jobs.models import Job
 from tests import ledger
 from tests.app.models import Note
 
@@ -527,3 +528,19 @@ def wait_for_a_child(request: Child, run: Run) -> None:
     subprocess.run(["sleep", str(request.seconds)], check=True)
     thread.join()
     end(request.name, run)
+
+
+class Vanishing(msgspec.Struct, frozen=True):
+    """Kill the process it runs in; what it left is cleaned up."""
+
+    name: str
+
+
+def clean_up_vanished(row: Job) -> None:
+    ledger.write("cleanup", name=msgspec.json.decode(row.payload)["name"], job=row.pk)
+
+
+@job(Vanishing, attempts=2, lease=1.0, backoff=0.1, cleanup=clean_up_vanished)
+def vanish(request: Vanishing, run: Run) -> None:
+    begin(request.name, run)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -139,6 +139,7 @@ class _TimedOut(msgspec.Struct, frozen=True):
     held: tuple[int, str]
     pause: float
     is_last_attempt: bool
+    is_for_a_worker: bool
 
 
 def _start_afresh(worker: Worker) -> None:
@@ -150,7 +151,8 @@ def _start_afresh(worker: Worker) -> None:
         _TimedOut(
             claim.held,
             claim.handler.pause_after(claim.attempt),
-            claim.attempt >= claim.handler.attempts,
+            claim.attempt >= claim.handler.attempts and not claim.handler.failure_needs_a_worker,
+            claim.handler.failure_needs_a_worker,
         )
         for claim in worker.timed_out
     ]

@@ -1,0 +1,97 @@
+"""Removing the kept jobs whose time is over, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from myxo_jobs import queue
+from myxo_jobs.handlers import Handler
+from myxo_jobs.models import Job
+from myxo_jobs.worker.connections import HandlerConnections
+
+logger = logging.getLogger("myxo_jobs")
+
+SWEEP_SECONDS = 10.0
+LARGEST_SLICE = 1_000
+# For so long nobody else cleans up the same job, nor tries again what has failed.
+HOLD_SECONDS = 300.0
+
+
+class Sweeper:
+    """Removes expired jobs of some handlers now and then: their cleanup first, then the row."""
+
+    def __init__(self, alias: str, handlers: Sequence[Handler], token: Callable[[], str]) -> None:
+        self._alias = alias
+        self._handlers = {one.topic: one for one in handlers if one.keep is not None}
+        self._token = token
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="myxo_jobs sweep", daemon=True)
+
+    def start(self) -> None:
+        if self._handlers:
+            self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        self._stop.set()
+        if self._handlers:
+            self._thread.join(seconds)
+
+    def _serve(self) -> None:
+        own = HandlerConnections()
+        try:
+            while not self._stop.is_set():
+                own.freshen()
+                try:
+                    self.sweep()
+                except (DatabaseError, InterfaceError) as error:
+                    # The loop tells of an outage; what was not removed is, the next time.
+                    logger.debug("sweep broken off: %s", error)
+                own.tidy()
+                self._stop.wait(SWEEP_SECONDS)
+        finally:
+            own.close()
+
+    def sweep(self) -> None:
+        """Remove what has expired."""
+        self._remove_plainly([t for t, one in self._handlers.items() if one.cleanup is None])
+        for handler in self._handlers.values():
+            if handler.cleanup is not None:
+                self._remove_cleaned(handler)
+
+    def _remove_plainly(self, topics: Sequence[str]) -> None:
+        connection = connections[self._alias]
+        while topics and not self._stop.is_set():
+            job_ids = queue.expired(connection, topics, LARGEST_SLICE)
+            if job_ids:
+                queue.remove_expired(connection, job_ids)
+            if len(job_ids) < LARGEST_SLICE:
+                return
+
+    def _remove_cleaned(self, handler: Handler) -> None:
+        connection = connections[self._alias]
+        while not self._stop.is_set():
+            job_ids = queue.expired(connection, [handler.topic], LARGEST_SLICE)
+            # Failed ones were cleaned up when they failed.
+            rows = Job.objects.using(self._alias).filter(pk__in=job_ids, failed=False)
+            done = set(rows.values_list("pk", flat=True))
+            failed = [job_id for job_id in job_ids if job_id not in done]
+            if failed:
+                queue.remove_expired(connection, failed)
+            for job_id in done:
+                if self._stop.is_set():
+                    return
+                self._clean_up_and_remove(handler, job_id)
+            if len(job_ids) < LARGEST_SLICE:
+                return
+
+    def _clean_up_and_remove(self, handler: Handler, job_id: int) -> None:
+        connection, token = connections[self._alias], self._token()
+        if not queue.hold_expired(connection, job_id, token, HOLD_SECONDS):
+            return  # somebody else does it, or its time was made longer
+        row = Job.objects.using(self._alias).filter(pk=job_id).first()
+        if row is not None and queue.clean_up(handler, row):
+            queue.remove_held(connections[self._alias], job_id, token)
