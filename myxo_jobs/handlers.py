@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from myxo_jobs.payloads import Codec
 LONGEST_BACKOFF_SECONDS = 300.0
 LONGEST_OPTION_SECONDS = 31_536_000
 LONGEST_KEEP_SECONDS = 100 * LONGEST_OPTION_SECONDS
+LARGEST_NUMBER = sys.float_info.max
 PRIORITIES = range(-100, 101)
 TOPIC_CHARACTERS = 255
 
@@ -75,6 +77,20 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
         return min(self.backoff * 2.0**doublings, longest)
 
 
+class Notes:
+    """What a run of a kept job has noted of its progress.
+
+    The handler's thread replaces `newest`, and others read it: no lock, since it is one value.
+    """
+
+    __slots__ = ("newest", "stored")
+
+    def __init__(self) -> None:
+        # (done, total, note), None before the first; and what of it stands in the row.
+        self.newest: tuple[float, float | None, str] | None = None
+        self.stored: tuple[float, float | None, str] | None = None
+
+
 class Run(msgspec.Struct, frozen=True, eq=False):
     """What a handler of (request, run) is told about the run it is."""
 
@@ -88,6 +104,7 @@ class Run(msgspec.Struct, frozen=True, eq=False):
     uid: str | None
     _is_stopping: Callable[[], bool]
     _extend: Callable[[float], None]
+    _notes: Notes | None = None
 
     @property
     def should_stop(self) -> bool:
@@ -104,11 +121,42 @@ class Run(msgspec.Struct, frozen=True, eq=False):
         self._extend(seconds_of(seconds, "extend(seconds)"))
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Nothing on a plain job: the row that would show it is gone when it is done."""
+        """Note how far the run is; `total` None if that is not known.
 
-    def track(self, items: Iterable[T]) -> Iterable[T]:
-        """Return the items; on a plain job nothing counts them."""
-        return items
+        Only notes it, so call it as often as you like: the newest is written into the row at
+        most twice a second, and with the outcome. Raises ValueError for NaN, infinity and
+        negative numbers. Nothing on a plain job, whose row is gone when it is done.
+        """
+        if self._notes is None:
+            return
+        if not (0 <= done <= LARGEST_NUMBER and (total is None or 0 <= total <= LARGEST_NUMBER)):
+            raise ValueError(f"progress takes numbers from 0, not {done!r} of {total!r}")
+        self._notes.newest = (done, total, note if type(note) is str else str(note))
+
+    def track(self, items: Iterable[T], total: float | None = None) -> Iterator[T]:
+        """Yield the items, and note after each how many there were.
+
+        The total is that of `count()` or `len()` where there is one, unless it is given.
+        """
+        if total is None and self._notes is not None:
+            total = _count_of(items)
+        done = 0
+        self.progress(done, total)
+        for item in items:
+            yield item
+            done += 1
+            self.progress(done, total)
+
+
+def _count_of(items: object) -> int | None:
+    """Return how many items there are, without fetching those of a queryset."""
+    if isinstance(items, Sized) and (isinstance(items, Sequence) or not hasattr(items, "count")):
+        return len(items)
+    try:
+        count = items.count()  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        return len(items) if isinstance(items, Sized) else None
+    return count if _is_whole(count) else None
 
 
 class Registry:

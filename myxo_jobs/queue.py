@@ -32,8 +32,9 @@ from myxo_jobs.databases import (
     database_of,
 )
 from myxo_jobs.errors import ClaimLost, JobTimeout, OwnTransactionImpossible, WorkerLost
-from myxo_jobs.handlers import Handler, registry
+from myxo_jobs.handlers import Handler, Notes, registry
 from myxo_jobs.models import Job
+from myxo_jobs.payloads import storable
 
 if sys.version_info >= (3, 14):
     from uuid import uuid7
@@ -46,6 +47,7 @@ ID_RANGE = range(1, 2**63)  # SQLite's driver refuses larger numbers
 # A wake-up is not repeated within this window: a worker that found work keeps
 # looking for longer than that before it sleeps.
 WAKE_WINDOW_SECONDS = 0.05
+PROGRESS_NOTE_CHARACTERS = 255
 
 
 class Claim(msgspec.Struct, eq=False):
@@ -66,6 +68,7 @@ class Claim(msgspec.Struct, eq=False):
     extended_until: float = 0.0
     # Of a kept job alone: its name towards its owner.
     uid: str | None = None
+    notes: Notes | None = None
 
     @property
     def held(self) -> tuple[int, str]:
@@ -361,6 +364,50 @@ def renew_for(connection: BaseDatabaseWrapper, claims: Sequence[tuple[Held, floa
     )
 
 
+_PROGRESS: dict[str, ValueType] = {"done": "number", "total": "number", "note": "text"}
+
+
+def note_progress(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
+    """Write what runs have noted last into their rows; return the ids of those written."""
+    noted = [(claim, claim.notes.newest) for claim in claims if claim.notes is not None]
+    database = database_of(connection)
+    written = database.update_held(
+        connection,
+        "progress_done = held.done, progress_total = held.total, progress_note = held.note, "
+        f"updated_at = {database.now}",
+        _PROGRESS,
+        [(*claim.held, *_progress_row(newest)) for claim, newest in noted],
+        flush=False,
+    )
+    for claim, newest in noted:
+        if claim.notes is not None and claim.job_id in written:
+            claim.notes.stored = newest
+    return written
+
+
+def _progress_of(claim: Held) -> tuple[float | None, float | None, str | None]:
+    """Return what a run noted last, as values for its outcome."""
+    notes = claim.notes if isinstance(claim, Claim) else None
+    return _progress_row(notes.newest if notes is not None else None)
+
+
+def _progress_row(
+    noted: tuple[float, float | None, str] | None,
+) -> tuple[float | None, float | None, str | None]:
+    if noted is None:
+        return None, None, None
+    done, total, note = noted
+    # Cut first: `storable` would leave out the middle.
+    note = storable(note[:PROGRESS_NOTE_CHARACTERS], characters=PROGRESS_NOTE_CHARACTERS)
+    return float(done), None if total is None else float(total), note
+
+
+_LAST_PROGRESS = ", ".join(
+    f"progress_{name} = CASE WHEN held.done IS NULL THEN progress_{name} ELSE held.{name} END"
+    for name in _PROGRESS
+)
+
+
 def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[int]:
     """Return the ids of those claims that nobody has taken over and nobody deleted."""
     return database_of(connection).still_held(connection, [claim.held for claim in claims])
@@ -438,9 +485,12 @@ def keep(connection: BaseDatabaseWrapper, endings: Sequence[tuple[Claim, str | N
         connection,
         f"{_RELEASED}, {_ended(database)}, due = {_unless_again('NULL', 'due')}, "
         f"attempts = {_unless_again('myxo_jobs.attempts', '0')}, result = held.result, "
-        f"expires_at = {database.after('held.keep')}, attempt_log = {log}",
-        {"result": "text", "keep": "number"},
-        [(*claim.held, result, claim.handler.keep) for claim, result in endings],
+        f"expires_at = {database.after('held.keep')}, attempt_log = {log}, {_LAST_PROGRESS}",
+        {"result": "text", "keep": "number", **_PROGRESS},
+        [
+            (*claim.held, result, claim.handler.keep, *_progress_of(claim))
+            for claim, result in endings
+        ],
         flush=True,
     )
 
@@ -505,6 +555,7 @@ _FAILURE: dict[str, ValueType] = {
     "message": "text",
     "keep": "number",
     "key_goes": "number",
+    **_PROGRESS,
 }
 
 
@@ -515,7 +566,7 @@ def _fail(connection: BaseDatabaseWrapper, failures: Sequence[Failure], others: 
         connection,
         f"{_RELEASED}, {_BLAMED}, {_ended(database)}, failed = again IS NULL, key = {key}, "
         "reason = held.reason, message = held.message, "
-        f"expires_at = {database.after('held.keep')}, {others}",
+        f"expires_at = {database.after('held.keep')}, {_LAST_PROGRESS}, {others}",
         _FAILURE,
         [_failure_row(one) for one in failures],
         flush=True,
@@ -527,7 +578,7 @@ def _failure_row(one: Failure) -> tuple[Any, ...]:
     keep = handler.keep if handler and handler.failed_expires else None
     key_goes = int(handler is not None and handler.failed_gives_up_key)
     texts = (one.error, one.traceback, one.exception, one.reason, one.message)
-    return (*one.claim.held, *texts, keep, key_goes)
+    return (*one.claim.held, *texts, keep, key_goes, *_progress_of(one.claim))
 
 
 class Left(Held, Protocol):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from myxo_jobs import queue
@@ -25,6 +26,8 @@ TICKS_A_LEASE = 6
 SHORTEST_TICK_SECONDS = 0.02
 LONGEST_TICK_SECONDS = 1.0
 RETRY_SECONDS = 0.2
+# How often the progress of runs is written at most.
+PROGRESS_SECONDS = 0.5
 # How long a handler waits for its extension to be stored; it is tried on after that.
 EXTEND_WAIT_SECONDS = 2.0
 
@@ -43,6 +46,8 @@ class LeaseKeeper:
         # Whether a claim could not be renewed because somebody has its row locked.
         self.has_locked = False
         self._stopped = False
+        self._progress_at = 0.0
+        self._has_notes = False  # whether runs are in hand that may note their progress
         self._connection: BaseDatabaseWrapper | None = None
         self._thread = threading.Thread(target=self._serve, name="myxo_jobs leases", daemon=True)
 
@@ -93,6 +98,9 @@ class LeaseKeeper:
                 try:
                     self._connect()
                     self._renew()
+                    self._write_progress()
+                    if self._has_notes:
+                        pause = min(pause, PROGRESS_SECONDS)
                 except (DatabaseError, InterfaceError):
                     # The loop meets the same outage and tells of it.
                     self._close()
@@ -130,6 +138,21 @@ class LeaseKeeper:
                 self._renewed.notify_all()
             locked += self._drop_lost([claim for claim in batch if claim.job_id not in renewed])
         self.has_locked = locked > 0
+
+    def _write_progress(self) -> None:
+        """Write what runs noted last; what cannot be written now is, the next time."""
+        runs = [claim for claim in self.held() if claim.notes is not None]
+        self._has_notes = bool(runs)
+        now = time.monotonic()
+        if not runs or now - self._progress_at < PROGRESS_SECONDS:
+            return
+        noted = [c for c in runs if c.notes is not None and c.notes.newest is not c.notes.stored]
+        if not noted:
+            return
+        self._progress_at = now
+        # A busy database is no reason to connect anew; a lost one stops the next renewal.
+        with suppress(OperationalError):
+            queue.note_progress(self._connect(), noted[:LARGEST_BATCH])
 
     def _drop_lost(self, claims: list[Claim]) -> int:
         """Renew no more what was claimed again or deleted; return how many are locked."""

@@ -26,7 +26,7 @@ from myxo_jobs.errors import (
     Snooze,
     WorkerLost,
 )
-from myxo_jobs.handlers import Run
+from myxo_jobs.handlers import Notes, Run
 from myxo_jobs.models import Job, moment_of
 from myxo_jobs.payloads import describe, encode_result, path_of, storable
 from myxo_jobs.queue import Claim
@@ -211,6 +211,7 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
         return Outcome(claim, "fail", error=error, traceback=trace, exception=path, raised=misfit)
     if not claim.handler.takes_run:
         return (request,)
+    claim.notes = None if claim.handler.keep is None else Notes()
     return request, Run(
         id=claim.job_id,
         topic=claim.handler.topic,
@@ -221,6 +222,7 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
         uid=claim.uid,
         _is_stopping=around.is_stopping,
         _extend=lambda seconds: around.extend(claim, seconds),
+        _notes=claim.notes,
     )
 
 
