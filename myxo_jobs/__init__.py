@@ -1,6 +1,7 @@
 """Durable background jobs in the database a Django project already has."""
 
 from myxo_jobs.errors import (
+    Cancelled,
     ClaimLost,
     GiveUp,
     HandlerConflict,
@@ -21,6 +22,7 @@ from myxo_jobs.jobs import CALLER, Jobs
 
 __all__ = [
     "CALLER",
+    "Cancelled",
     "ClaimLost",
     "GiveUp",
     "HandlerConflict",

@@ -11,6 +11,7 @@ JobsError
 ├── ClaimLost                   somebody else holds the job now
 └── WorkerLost                  the worker died while it ran the job
 JobTimeout                      a run took longer than its handler's `timeout`
+Cancelled                       somebody asked a kept job to stop
 Steering
 ├── Retry
 ├── Snooze
@@ -107,6 +108,13 @@ class JobTimeout(BaseException):
 
     A BaseException, so that `except Exception` in a handler does not swallow it. What it
     interrupted may be in any state, so the worker's process ends after it.
+    """
+
+
+class Cancelled(BaseException):
+    """Somebody cancelled the job: raised in it by `run.progress` and `run.track`.
+
+    A BaseException, so that `except Exception` in a handler does not swallow it.
     """
 
 

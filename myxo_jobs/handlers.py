@@ -12,7 +12,7 @@ import msgspec
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
-from myxo_jobs.errors import HandlerConflict, HandlerInvalid, PayloadInvalid, seconds_of
+from myxo_jobs.errors import Cancelled, HandlerConflict, HandlerInvalid, PayloadInvalid, seconds_of
 from myxo_jobs.payloads import Codec
 
 # The pause before the next attempt doubles up to here.
@@ -49,7 +49,7 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     cleanup: Callable[[Any], object] | None = None
     # Of services, and not offered by `@job`. A failed job gives up its key, and expires as
     # a done one does; and a function is called in the transaction that stores the end of a
-    # job, done or failed, with the connection and the claim.
+    # job, done or failed, with the connection and the job's id.
     failed_gives_up_key: bool = False
     failed_expires: bool = False
     at_outcome: Callable[[Any, Any], None] | None = None
@@ -83,12 +83,14 @@ class Notes:
     The handler's thread replaces `newest`, and others read it: no lock, since it is one value.
     """
 
-    __slots__ = ("newest", "stored")
+    __slots__ = ("cancelled", "newest", "stored")
 
     def __init__(self) -> None:
         # (done, total, note), None before the first; and what of it stands in the row.
         self.newest: tuple[float, float | None, str] | None = None
         self.stored: tuple[float, float | None, str] | None = None
+        # Whether somebody asked the run to stop.
+        self.cancelled = False
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):
@@ -104,17 +106,18 @@ class Run(msgspec.Struct, frozen=True, eq=False):
     uid: str | None
     _is_stopping: Callable[[], bool]
     _extend: Callable[[float], None]
+    _is_cancelled: Callable[[], bool]
     _notes: Notes | None = None
 
     @property
     def should_stop(self) -> bool:
         """Whether to stop early, by raising `Snooze(0)`: the worker drains, or `cancelled`."""
-        return self.cancelled or self._is_stopping()
+        return self._is_cancelled() or self._is_stopping()
 
     @property
     def cancelled(self) -> bool:
         """Whether somebody cancelled the job."""
-        return False
+        return self._is_cancelled()
 
     def extend(self, seconds: float | timedelta) -> None:
         """Make the claim last at least so long from now; renewals never shorten it."""
@@ -125,13 +128,16 @@ class Run(msgspec.Struct, frozen=True, eq=False):
 
         Only notes it, so call it as often as you like: the newest is written into the row at
         most twice a second, and with the outcome. Raises ValueError for NaN, infinity and
-        negative numbers. Nothing on a plain job, whose row is gone when it is done.
+        negative numbers, and Cancelled when somebody has cancelled the
+        job. Nothing on a plain job, whose row is gone when it is done.
         """
         if self._notes is None:
             return
         if not (0 <= done <= LARGEST_NUMBER and (total is None or 0 <= total <= LARGEST_NUMBER)):
             raise ValueError(f"progress takes numbers from 0, not {done!r} of {total!r}")
         self._notes.newest = (done, total, note if type(note) is str else str(note))
+        if self._notes.cancelled:
+            raise Cancelled
 
     def track(self, items: Iterable[T], total: float | None = None) -> Iterator[T]:
         """Yield the items, and note after each how many there were.

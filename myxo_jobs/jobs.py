@@ -158,6 +158,12 @@ class Jobs:
 
         return bool(queue.retry_failed(self.using, [job_id]))
 
+    def cancel(self, job_id: int) -> bool:
+        """Fail a job that waits, or ask one that runs to stop; tell whether it was either."""
+        from myxo_jobs import queue
+
+        return queue.cancel(self.using, job_id)
+
     def discard(self, job_id: int) -> bool:
         """Delete a job in any state; tell whether it was there. A running one ends unrecorded."""
         from myxo_jobs import queue

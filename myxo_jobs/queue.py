@@ -13,7 +13,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from typing import Any, Protocol
@@ -69,6 +69,9 @@ class Claim(msgspec.Struct, eq=False):
     # Of a kept job alone: its name towards its owner.
     uid: str | None = None
     notes: Notes | None = None
+    # Whether somebody asked the job to stop; and what stops an async run then.
+    cancelled: bool = False
+    stop: Callable[[], object] | None = None
 
     @property
     def held(self) -> tuple[int, str]:
@@ -413,6 +416,24 @@ def still_held(connection: BaseDatabaseWrapper, claims: Sequence[Held]) -> set[i
     return database_of(connection).still_held(connection, [claim.held for claim in claims])
 
 
+def notice_cancelled(connection: BaseDatabaseWrapper, claims: Iterable[Claim]) -> None:
+    """Tell the runs of claims whose jobs were cancelled meanwhile."""
+    unaware = [claim for claim in claims if not claim.cancelled]
+    if not unaware:
+        return
+    held = [claim.held for claim in unaware]
+    asked = database_of(connection).still_held(
+        connection, held, condition="cancelled_at IS NOT NULL"
+    )
+    for claim in unaware:
+        if claim.job_id in asked:
+            claim.cancelled = True
+            if claim.notes is not None:
+                claim.notes.cancelled = True
+            if claim.stop is not None:
+                claim.stop()
+
+
 # -- the ends of a claim ------------------------------------------------------
 # Each takes what it may at once and returns the ids it ended: a row that somebody
 # else has locked stays for later, one whose claim was lost is not ours to change.
@@ -447,6 +468,12 @@ _BLAMED = (
 )
 
 
+# A claim of a job that somebody has cancelled ends as a failure, and in no other of these
+# ways; the worker learns of it when its outcome is not taken.
+_UNLESS_CANCELLED = "(cancelled_at IS NULL OR again IS NOT NULL)"
+_STILL_CANCELLED = "cancelled_at = CASE WHEN again IS NULL THEN cancelled_at END"
+
+
 def _ended(database: Database) -> str:
     """Return the assignments that record the end of a job, or of one of its attempts."""
     return (
@@ -457,7 +484,10 @@ def _ended(database: Database) -> str:
 
 _LOCK_JOINED = "UPDATE myxo_jobs SET worker = worker WHERE id = %s AND worker = %s"
 _DELETE_JOINED = "DELETE FROM myxo_jobs WHERE id = %s AND worker = %s AND again IS NULL"
-_RESTART_JOINED = f"UPDATE myxo_jobs SET {_RELEASED}, attempts = 0 WHERE id = %s AND worker = %s"  # noqa: S608
+_RESTART_JOINED = (
+    f"UPDATE myxo_jobs SET {_RELEASED}, attempts = 0, cancelled_at = NULL "  # noqa: S608
+    "WHERE id = %s AND worker = %s"
+)
 
 
 def complete(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int]:
@@ -469,7 +499,7 @@ def restart(connection: BaseDatabaseWrapper, claims: Sequence[Claim]) -> set[int
     """Make done jobs that were put again wait with their newest request; the others stay."""
     return database_of(connection).update_held(
         connection,
-        f"{_RELEASED}, attempts = 0",
+        f"{_RELEASED}, attempts = 0, cancelled_at = NULL",
         {},
         [claim.held for claim in claims],
         condition="again IS NOT NULL",
@@ -521,16 +551,19 @@ def complete_joined(connection: BaseDatabaseWrapper, claim: Claim) -> None:
             raise ClaimLost(claim.job_id, claim.attempt)
 
 
-def retry(connection: BaseDatabaseWrapper, failures: Sequence[Failure]) -> set[int]:
+def retry(
+    connection: BaseDatabaseWrapper, failures: Sequence[Failure], *, unless_cancelled: bool = False
+) -> set[int]:
     """Make jobs wait for their next attempt."""
     database = database_of(connection)
     return database.update_held(
         connection,
         f"{_RELEASED}, {_BLAMED}, due = {_unless_again(database.after('held.pause'), 'due')}, "
-        f"attempts = {_unless_again('myxo_jobs.attempts', '0')}, cancelled_at = NULL, "
+        f"attempts = {_unless_again('myxo_jobs.attempts', '0')}, {_STILL_CANCELLED}, "
         f"attempt_log = {database.logged('held.exception', 'held.traceback')}",
         {"pause": "number", "error": "text", "traceback": "text", "exception": "text"},
         [(*one.claim.held, one.pause, one.error, one.traceback, one.exception) for one in failures],
+        condition=_UNLESS_CANCELLED if unless_cancelled else "true",
         flush=True,
     )
 
@@ -627,9 +660,10 @@ def snooze(connection: BaseDatabaseWrapper, naps: Sequence[tuple[Claim, float]])
     return database.update_held(
         connection,
         f"{_RELEASED}, due = {_unless_again(database.after('held.pause'), 'due')}, "
-        f"attempts = {_one_less(database)}",
+        f"attempts = {_one_less(database)}, {_STILL_CANCELLED}",
         {"pause": "number"},
         [(*claim.held, pause) for claim, pause in naps],
+        condition=_UNLESS_CANCELLED,
         flush=True,
     )
 
@@ -650,7 +684,11 @@ def expire(connection: BaseDatabaseWrapper, losses: Sequence[tuple[Held, str]]) 
 
 
 def give_back(
-    connection: BaseDatabaseWrapper, claims: Sequence[Held], *, only_over: bool = False
+    connection: BaseDatabaseWrapper,
+    claims: Sequence[Held],
+    *,
+    only_over: bool = False,
+    unless_cancelled: bool = False,
 ) -> set[int]:
     """Let others have jobs now, at their old place in the line; the attempt does not count.
 
@@ -658,9 +696,11 @@ def give_back(
     """
     database = database_of(connection)
     condition = f"lease_until <= {database.now}" if only_over else "true"
+    if unless_cancelled:
+        condition = _UNLESS_CANCELLED
     return database.update_held(
         connection,
-        f"{_RELEASED}, attempts = {_one_less(database)}",
+        f"{_RELEASED}, attempts = {_one_less(database)}, {_STILL_CANCELLED}",
         {},
         [claim.held for claim in claims],
         condition=condition,
@@ -796,6 +836,58 @@ def retry_failed(alias: str, job_ids: Iterable[int]) -> set[int]:
         if retried:
             wake(connection, set(retried.values()))
     return set(retried)
+
+
+_CANCEL = """
+UPDATE myxo_jobs SET
+    failed = (worker = ''),
+    updated_at = {now},
+    cancelled_at = CASE WHEN worker = '' THEN NULL ELSE coalesce(cancelled_at, {now}) END,
+    completed_at = CASE WHEN worker = '' THEN {now} ELSE completed_at END,
+    reason = CASE WHEN worker = '' THEN 'cancelled' ELSE reason END,
+    message = CASE WHEN worker = '' THEN '' ELSE message END,
+    error = CASE WHEN worker = '' THEN 'Cancelled' ELSE error END,
+    traceback = CASE WHEN worker = '' THEN '' ELSE traceback END,
+    due = CASE WHEN worker = '' AND due > {now} THEN {now} ELSE due END,
+    key = CASE WHEN worker = '' AND {key_goes} THEN NULL ELSE key END,
+    expires_at = CASE WHEN worker = '' THEN {expires_at} ELSE expires_at END
+WHERE id = %s AND NOT failed AND due IS NOT NULL
+RETURNING failed
+"""
+
+
+def cancel(alias: str, job_id: int) -> bool:
+    """Fail a job that waits, or ask one that runs to stop; tell whether it was either."""
+    connection = connections[alias]
+    topics = Job.objects.using(alias).filter(pk=job_id).values_list("topic", flat=True)
+    topic = topics.first() if job_id in ID_RANGE else None
+    if topic is None:
+        return False
+    handler = registry.of_topic(topic)
+    expires = handler.keep if handler is not None and handler.failed_expires else None
+    expires_at = "NULL" if expires is None else database_of(connection).after(str(expires))
+    statement = _sql(
+        connection,
+        _CANCEL,
+        key_goes="true" if handler is not None and handler.failed_gives_up_key else "false",
+        expires_at=expires_at.replace("%", "%%"),
+    )
+    with _one_transaction(connection):
+        with connection.cursor() as cursor:
+            cursor.execute(statement, [job_id])
+            changed = cursor.fetchone()
+        has_failed = changed is not None and bool(changed[0])
+        if has_failed and handler is not None and handler.at_outcome is not None:
+            handler.at_outcome(connection, job_id)
+    if has_failed and handler is not None and handler.cleanup is not None:
+        transaction.on_commit(lambda: _clean_up_cancelled(alias, handler, job_id), using=alias)
+    return changed is not None
+
+
+def _clean_up_cancelled(alias: str, handler: Handler, job_id: int) -> None:
+    row = Job.objects.using(alias).filter(pk=job_id).first()
+    if row is not None:
+        clean_up(handler, row)
 
 
 def discard(alias: str, job_ids: Iterable[int]) -> set[int]:

@@ -273,9 +273,16 @@ class Database(ABC):
 
     @abstractmethod
     def still_held(
-        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
+        self,
+        connection: BaseDatabaseWrapper,
+        held: Sequence[tuple[int, str]],
+        *,
+        condition: str = "true",
     ) -> set[int]:
-        """Return the ids of those that are held, whoever has their rows locked."""
+        """Return the ids of those that are held, whoever has their rows locked.
+
+        Of those that meet `condition`, which is SQL.
+        """
 
     @abstractmethod
     def listen(self, alias: str) -> Listener:

@@ -537,9 +537,13 @@ class PostgreSQL(Database):
         return _translated(connection, transaction)
 
     def still_held(
-        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
+        self,
+        connection: BaseDatabaseWrapper,
+        held: Sequence[tuple[int, str]],
+        *,
+        condition: str = "true",
     ) -> set[int]:
-        return self._changed(connection, STILL_HELD, _arrays(held))
+        return self._changed(connection, f"{STILL_HELD} AND {condition}", _arrays(held))
 
     def _changed(
         self, connection: BaseDatabaseWrapper, statement: str, values: Mapping[str, Any]

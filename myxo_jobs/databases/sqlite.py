@@ -328,8 +328,13 @@ class SQLite(Database):
         return _immediate(connection)
 
     def still_held(
-        self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
+        self,
+        connection: BaseDatabaseWrapper,
+        held: Sequence[tuple[int, str]],
+        *,
+        condition: str = "true",
     ) -> set[int]:
+        statement = f"SELECT 1 FROM myxo_jobs WHERE id = ? AND worker = ? AND {condition}"
         connection.ensure_connection()
         raw = connection.connection
 
@@ -337,9 +342,7 @@ class SQLite(Database):
             return {
                 job_id
                 for job_id, token in held
-                if raw.execute(
-                    "SELECT 1 FROM myxo_jobs WHERE id = ? AND worker = ?", (job_id, token)
-                ).fetchone()
+                if raw.execute(statement, (job_id, token)).fetchone()
             }
 
         with connection.wrap_database_errors:

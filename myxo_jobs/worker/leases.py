@@ -28,6 +28,9 @@ LONGEST_TICK_SECONDS = 1.0
 RETRY_SECONDS = 0.2
 # How often the progress of runs is written at most.
 PROGRESS_SECONDS = 0.5
+# How often it is asked which jobs were cancelled. A job is asked about from the second time
+# on that it is in hand, so that quick ones cost nothing.
+CANCELLED_SECONDS = 0.8
 # How long a handler waits for its extension to be stored; it is tried on after that.
 EXTEND_WAIT_SECONDS = 2.0
 
@@ -47,6 +50,8 @@ class LeaseKeeper:
         self.has_locked = False
         self._stopped = False
         self._progress_at = 0.0
+        self._cancelled_at = 0.0
+        self._asked_about: set[Claim] = set()
         self._has_notes = False  # whether runs are in hand that may note their progress
         self._connection: BaseDatabaseWrapper | None = None
         self._thread = threading.Thread(target=self._serve, name="myxo_jobs leases", daemon=True)
@@ -99,6 +104,9 @@ class LeaseKeeper:
                     self._connect()
                     self._renew()
                     self._write_progress()
+                    self._notice_cancelled()
+                    if self._claims:
+                        pause = min(pause, CANCELLED_SECONDS)
                     if self._has_notes:
                         pause = min(pause, PROGRESS_SECONDS)
                 except (DatabaseError, InterfaceError):
@@ -153,6 +161,17 @@ class LeaseKeeper:
         # A busy database is no reason to connect anew; a lost one stops the next renewal.
         with suppress(OperationalError):
             queue.note_progress(self._connect(), noted[:LARGEST_BATCH])
+
+    def _notice_cancelled(self) -> None:
+        now = time.monotonic()
+        if now - self._cancelled_at < CANCELLED_SECONDS:
+            return
+        self._cancelled_at = now
+        in_hand = set(self.held())
+        long = in_hand & self._asked_about
+        self._asked_about = in_hand
+        if long:
+            queue.notice_cancelled(self._connect(), long)
 
     def _drop_lost(self, claims: list[Claim]) -> int:
         """Renew no more what was claimed again or deleted; return how many are locked."""

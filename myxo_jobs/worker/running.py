@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from django.db import connections, transaction
 from myxo_jobs import queue
 from myxo_jobs.databases import database_of
 from myxo_jobs.errors import (
+    Cancelled,
     ClaimLost,
     GiveUp,
     JobTimeout,
@@ -188,16 +189,46 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
         with watch:
             async with asyncio.timeout(timeout) as limit:
                 try:
-                    returned = await claim.handler.function(*arguments)
+                    with _stoppable(claim):
+                        returned = await claim.handler.function(*arguments)
                 finally:
                     _end_a_fork(around)
         if limit.expired():  # it has swallowed its cancellation
             raise JobTimeout
         return _done(claim, returned)
     except BaseException as raised:  # as in `run`
+        if isinstance(raised, asyncio.CancelledError) and claim.cancelled:
+            return outcome_of(claim, Cancelled())
         if isinstance(raised, TimeoutError) and limit is not None and limit.expired():
             return outcome_of(claim, JobTimeout())
         return outcome_of(claim, raised)
+
+
+@contextmanager
+def _stoppable(claim: Claim) -> Iterator[None]:
+    """Let an async run of a kept job be cancelled, at its next await, if the job is."""
+    task = asyncio.current_task()
+    if claim.handler.keep is None or task is None:
+        yield
+        return
+    loop, is_running = task.get_loop(), True
+
+    def cancel() -> None:
+        if is_running:
+            task.cancel()
+
+    claim.stop = lambda: loop.call_soon_threadsafe(cancel)
+    if claim.cancelled:
+        claim.stop()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if claim.cancelled:
+            task.uncancel()  # the task goes on: it has the outcome to tell
+        raise
+    finally:
+        is_running = False
+        claim.stop = None
 
 
 def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outcome:
@@ -211,7 +242,9 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
         return Outcome(claim, "fail", error=error, traceback=trace, exception=path, raised=misfit)
     if not claim.handler.takes_run:
         return (request,)
-    claim.notes = None if claim.handler.keep is None else Notes()
+    if claim.handler.keep is not None:
+        claim.notes = Notes()
+        claim.notes.cancelled = claim.cancelled
     return request, Run(
         id=claim.job_id,
         topic=claim.handler.topic,
@@ -222,12 +255,30 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
         uid=claim.uid,
         _is_stopping=around.is_stopping,
         _extend=lambda seconds: around.extend(claim, seconds),
+        _is_cancelled=lambda: claim.cancelled,
         _notes=claim.notes,
     )
 
 
 def outcome_of(claim: Claim, raised: BaseException) -> Outcome:
     """Return what becomes of a job whose handler raised."""
+    outcome = _outcome_of(claim, raised)
+    if isinstance(raised, Cancelled) or claim.cancelled:
+        end_as_cancelled(outcome)
+    return outcome
+
+
+def end_as_cancelled(outcome: Outcome) -> None:
+    """Make an outcome that leaves its job to be run again a failure: it was cancelled."""
+    if outcome.verb in ("complete", "keep", "none"):
+        return  # it is done all the same
+    outcome.verb = "fail"
+    outcome.reason, outcome.message = "cancelled", ""
+    outcome.error = outcome.error or "Cancelled"
+    outcome.exception = outcome.exception or path_of(Cancelled())
+
+
+def _outcome_of(claim: Claim, raised: BaseException) -> Outcome:
     handler = claim.handler
     if isinstance(raised, Snooze):
         if raised.delay == 0:
@@ -279,7 +330,7 @@ def _run_atomic(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) 
             else:
                 queue.complete_joined(connection, claim)
             if claim.handler.at_outcome is not None:
-                claim.handler.at_outcome(connection, claim)
+                claim.handler.at_outcome(connection, claim.job_id)
 
     try:
         Context().run(in_context)

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from myxo_jobs import queue
 from myxo_jobs.databases import database_of
 from myxo_jobs.queue import Claim
-from myxo_jobs.worker.running import Outcome, Verb
+from myxo_jobs.worker.running import Outcome, Verb, end_as_cancelled
 
 Store = Callable[[BaseDatabaseWrapper, Sequence[Outcome]], set[int]]
 
@@ -36,7 +36,8 @@ def _keep(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[i
 
 
 def _retry(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
-    return queue.retry(connection, [_failure(outcome) for outcome in outcomes])
+    failures = [_failure(outcome) for outcome in outcomes]
+    return queue.retry(connection, failures, unless_cancelled=True)
 
 
 def _fail(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
@@ -70,7 +71,7 @@ def _telling(store: Store) -> Store:
             for outcome in outcomes:
                 tell = outcome.claim.handler.at_outcome
                 if tell is not None and outcome.claim.job_id in stored:
-                    tell(connection, outcome.claim)
+                    tell(connection, outcome.claim.job_id)
         return stored
 
     return store_and_tell
@@ -81,7 +82,8 @@ def _snooze(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set
 
 
 def _give_back(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
-    return queue.give_back(connection, [outcome.claim for outcome in outcomes])
+    claims = [outcome.claim for outcome in outcomes]
+    return queue.give_back(connection, claims, unless_cancelled=True)
 
 
 def _leave(connection: BaseDatabaseWrapper, outcomes: Sequence[Outcome]) -> set[int]:
@@ -144,6 +146,8 @@ class Settling:
             self._locked = []
         by_verb: defaultdict[Verb, list[Outcome]] = defaultdict(list)
         for outcome in self._outcomes:
+            if outcome.claim.cancelled:
+                end_as_cancelled(outcome)
             by_verb[outcome.verb].append(outcome)
         self._outcomes = []
         batches = [
@@ -207,6 +211,7 @@ class Settling:
         if not rest:
             return
         held = queue.still_held(connection, [outcome.claim for outcome in rest])
+        queue.notice_cancelled(connection, [o.claim for o in rest if o.claim.job_id in held])
         for outcome in rest:
             if outcome.claim.job_id in held:
                 self._keep_for_later(outcome)

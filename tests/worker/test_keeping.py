@@ -260,10 +260,10 @@ def test_a_function_of_the_handler_is_called_in_the_transaction_of_the_outcome(w
         if fails:
             raise ValueError
 
-    def put_another(connection: Any, claim: queue.Claim) -> None:
-        row = queue.Row("t.Other", f'{{"name":"{claim.job_id}"}}', None, 0)
+    def put_another(connection: Any, job_id: int) -> None:
+        row = queue.Row("t.Other", f'{{"name":"{job_id}"}}', None, 0)
         queue.database_of(connection).insert(connection, row, None)
-        calls.append(claim.job_id)
+        calls.append(job_id)
         if len(calls) == 1:
             connection.cursor().execute("SELECT no_such_column FROM myxo_jobs")
 

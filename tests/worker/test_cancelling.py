@@ -1,0 +1,239 @@
+"""A cancelled job does not start, or stops soon; and it stays, failed as cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from django.utils import timezone
+
+from myxo_jobs import Cancelled, Jobs, Retry, Run, Snooze, job, queue
+from myxo_jobs.handlers import registry
+from myxo_jobs.models import Job
+from tests.rig import handler_of, make_job, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+jobs = Jobs()
+
+
+class Task(msgspec.Struct, frozen=True):
+    name: str
+
+
+def ended(job_id: int | None) -> Job:
+    return wait_until(
+        lambda: Job.objects.filter(pk=job_id, status__in=["done", "failed"]).first(),
+        because="it has ended, and stays",
+    )
+
+
+def outcome(row: Job) -> tuple[str, str | None, object]:
+    return row.status, row.reason, row.cancelled_at
+
+
+AS_CANCELLED = ("failed", "cancelled", None)
+
+
+# -- one that waits ---------------------------------------------------------------
+
+
+def test_a_job_that_waits_is_failed_now_as_cancelled(claim_some):
+    job_id = jobs.put(Task("a"), delay=3600) if handle_nothing() else None
+    assert jobs.cancel(job_id)
+
+    row = jobs.get(job_id)
+    assert outcome(row) == AS_CANCELLED
+    assert (row.error, row.attempts, row.worker) == ("Cancelled", 0, "")
+    assert abs(timezone.now() - row.completed_at) < timedelta(seconds=10)
+    assert row.due <= timezone.now() + timedelta(seconds=1)
+    assert claim_some("t.Keep") == []
+    assert not jobs.cancel(job_id)
+
+    assert jobs.retry(job_id)
+    assert len(claim_some("t.Keep")) == 1
+
+
+def handle_nothing(**fields: Any) -> bool:
+    """Declare the handler of t.Keep, with what `@job` does not offer, too."""
+
+    @job(Task, topic="t.Keep", keep=60)
+    def handle(request: Task) -> None: ...
+
+    handler = msgspec.structs.replace(handler_of("t.Keep"), **fields)
+    registry._by_topic["t.Keep"] = registry._by_request[Task] = handler
+    return True
+
+
+@pytest.mark.parametrize("state", ["done", "failed"])
+def test_a_job_that_has_ended_is_left_as_it_is(state):
+    row = make_job("t.Keep", status=state)
+    before = Job.objects.values().get()
+
+    assert not jobs.cancel(row.pk)
+    assert not jobs.cancel(row.pk + 1)
+    assert not jobs.cancel(2**70)
+    assert Job.objects.values().get() == before
+
+
+def test_a_job_that_is_cancelled_while_it_waits_ends_as_its_handler_says():
+    told: list[int] = []
+    cleaned: list[str] = []
+    handle_nothing(
+        failed_gives_up_key=True,
+        failed_expires=True,
+        at_outcome=lambda connection, job_id: told.append(job_id),
+        cleanup=lambda row: cleaned.append(row.status),
+    )
+    job_id = jobs.put(Task("a"), key="one")
+    jobs.cancel(job_id)
+
+    row = jobs.get(job_id)
+    assert (row.key, row.expires_at - row.completed_at) == (None, timedelta(seconds=60))
+    assert (told, cleaned) == ([job_id], ["failed"])
+
+
+# -- one that runs ----------------------------------------------------------------
+
+
+def test_progress_and_track_raise_cancelled_within_two_seconds(worker):
+    took: list[float] = []
+    started, cancelled_at = threading.Event(), []
+
+    @job(Task, topic="t.Keep", keep=60)
+    def handle(request: Task, run: Run) -> None:
+        started.set()
+        try:
+            for _ in run.track(range(2_000)):
+                time.sleep(0.01)
+        except Cancelled:
+            took.append(time.monotonic() - cancelled_at[0])
+            assert run.cancelled
+            assert run.should_stop
+            raise
+
+    worker(topics=["t.Keep"])
+    job_id = jobs.put(Task("a"))
+    started.wait(10)
+    time.sleep(1)
+    cancelled_at.append(time.monotonic())
+    assert jobs.cancel(job_id)
+    row = ended(job_id)
+
+    assert outcome(row) == AS_CANCELLED
+    assert (row.attempts, row.message) == (1, "")
+    assert took[0] < 2
+    assert row.error == "Cancelled"
+
+
+def test_an_async_kept_job_is_cancelled_at_its_next_await_and_its_worker_goes_on(worker):
+    @job(Task, topic="t.Keep", keep=60)
+    async def handle(request: Task) -> str:
+        await asyncio.sleep(30 if request.name == "long" else 0)
+        return request.name
+
+    worker(topics=["t.Keep"])
+    job_id = jobs.put(Task("long"))
+    wait_until(lambda: jobs.get(job_id).status == "running", because="it runs")
+    began = time.monotonic()
+    jobs.cancel(job_id)
+
+    assert outcome(ended(job_id)) == AS_CANCELLED
+    assert time.monotonic() - began < 4
+    assert ended(jobs.put(Task("next"))).result == '"next"'
+
+
+@pytest.mark.parametrize(
+    "raised", [ValueError("x"), Retry(0), Snooze(0), Snooze(60), None], ids=repr
+)
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
+def test_however_a_cancelled_run_ends_it_is_not_tried_again(worker, raised, seen):
+    starts: list[int] = []
+
+    @job(Task, topic="t.Plain", backoff=0)
+    def handle(request: Task, run: Run) -> None:
+        starts.append(run.attempt)
+        jobs.cancel(run.id)
+        if seen:
+            wait_until(lambda: run.cancelled, because="it is asked to stop")
+        if raised is not None:
+            raise raised
+
+    worker(topics=["t.Plain"])
+    job_id = jobs.put(Task("a"))
+    if raised is None:
+        wait_until(lambda: starts and not jobs.get(job_id), because="it is done all the same")
+        return
+    row = ended(job_id)
+
+    assert outcome(row) == AS_CANCELLED
+    assert starts == [1]
+    assert row.due <= timezone.now()
+
+
+def test_a_job_put_again_after_it_was_cancelled_runs_again(worker):
+    seen: list[str] = []
+
+    @job(Task, topic="t.Keep", keep=60, backoff=0)
+    def handle(request: Task, run: Run) -> None:
+        seen.append(request.name)
+        if request.name == "a":
+            jobs.cancel(run.id)
+            jobs.put(Task("b"), key="one", again=True)
+            raise ValueError
+
+    worker(topics=["t.Keep"])
+    row = ended(jobs.put(Task("a"), key="one"))
+
+    assert (outcome(row), seen) == (("done", None, None), ["a", "b"])
+
+
+def test_a_drain_raises_no_cancelled(worker):
+    seen: list[bool] = []
+    started = threading.Event()
+
+    @job(Task, topic="t.Keep", keep=60)
+    def handle(request: Task, run: Run) -> None:
+        started.set()
+        while not run.should_stop:
+            run.progress(1)
+            time.sleep(0.01)
+        seen.append(run.cancelled)
+        raise Snooze(0)
+
+    one = worker(topics=["t.Keep"])
+    job_id = jobs.put(Task("a"))
+    started.wait(10)
+    one.stop()
+
+    row = jobs.get(job_id)
+    assert (row.status, row.attempts, seen) == ("pending", 0, [False])
+
+
+def test_a_quick_job_is_not_asked_about(worker, monkeypatch):
+    asked: list[set[queue.Claim]] = []
+    notice = queue.notice_cancelled
+
+    def counted(connection: Any, claims: set[queue.Claim]) -> None:
+        asked.append(claims)
+        notice(connection, claims)
+
+    monkeypatch.setattr(queue, "notice_cancelled", counted)
+
+    @job(Task, topic="t.Plain", workers=2)
+    def handle(request: Task) -> None: ...
+
+    one = worker(topics=["t.Plain"])
+    deadline = time.monotonic() + 2.5
+    while time.monotonic() < deadline:
+        jobs.put_many([Task("a")] * 20)
+        time.sleep(0.02)
+    wait_until(lambda: not Job.objects.exists(), because="all are done")
+    one.stop()
+
+    assert asked == []
