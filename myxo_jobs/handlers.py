@@ -45,6 +45,8 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     is_async: bool
     # How many seconds a done job stays, with its result; None: it leaves at once.
     keep: float | None = None
+    # How many of its jobs may run at once in the whole deployment.
+    limit: int | None = None
     # Called with a job's row: before that of a done one goes, and after a final failure.
     cleanup: Callable[[Any], object] | None = None
     # Of services, and not offered by `@job`. A failed job gives up its key, and expires as
@@ -259,6 +261,7 @@ def job(
     timeout: float | None = None,
     atomic: bool = False,
     keep: float | timedelta | None = None,
+    limit: int | None = None,
     priority: int = 0,
     cleanup: Callable[[Any], object] | None = None,
 ) -> Callable[[F], F]:
@@ -272,6 +275,7 @@ def job(
     `timeout`: how many seconds one run may take; then it is a failed attempt.
     `atomic`: run it in a transaction that commits together with the job's end.
     `keep`: how long a done job stays, with what the handler returned as its result.
+    `limit`: how many of its jobs run at once, at most, in the whole deployment.
     `priority`: the default of its puts, −100 to 100; higher runs first, within the topic.
     `cleanup`: called with the job's row before that of a done one goes, and when a job has
     failed for good; it may be called again after a crash.
@@ -293,6 +297,7 @@ def job(
                 "timeout": timeout,
                 "atomic": atomic,
                 "keep": keep,
+                "limit": limit,
                 "priority": priority,
                 "cleanup": cleanup,
             },
@@ -320,6 +325,7 @@ def job(
                 takes_run=takes_run,
                 is_async=is_async,
                 keep=None if keep is None else seconds_of(keep, "keep"),
+                limit=limit,
                 cleanup=cleanup,
             )
         )
@@ -379,6 +385,10 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "keep": (
         lambda value: value is None or _is_time(value),
         "seconds or a timedelta from 0, up to a hundred years, or None",
+    ),
+    "limit": (
+        lambda value: value is None or (_is_whole(value) and value >= 1),
+        "a whole number from 1, or None",
     ),
     "priority": (
         lambda value: _is_whole(value) and value in PRIORITIES,

@@ -85,6 +85,10 @@ class Held(Protocol):
     def held(self) -> tuple[int, str]: ...
 
 
+class LimitReached(Exception):  # noqa: N818 - named as a fact; it never leaves the worker
+    """As many jobs of a topic as may run at once are claimed."""
+
+
 class Tokens:
     """The tokens of one worker: a random prefix of its start, and a counter.
 
@@ -306,11 +310,47 @@ def claim(
     due. A job whose lease is over is a suspect: taken alone and at its old place in
     the line, or not at all, by `on_suspect`. With `floors` it may pass by jobs that stand
     before them, until the next full pass. Moments are the database's. Raises
-    RuntimeError inside an open transaction, unless `joined`.
+    RuntimeError inside an open transaction, unless `joined`, and LimitReached when as many
+    jobs as the handler's `limit` are claimed already.
     Source: PostgreSQL manual, SELECT, "The Locking Clause".
     """
     if connection.in_atomic_block and not joined:
         raise RuntimeError("a claim inside a transaction would hold its rows until the commit")
+    if handler.limit is not None:
+        # Counted in a later statement than the one that got the lock: in the same one it
+        # would not see the claims that were made while it waited.
+        with database_of(connection).one_claim_at_once(connection, handler.topic):
+            room = handler.limit - _claimed(connection, handler.topic, handler.limit)
+            if room <= 0:
+                raise LimitReached
+            return _claim(connection, handler, min(limit, room), token, on_suspect, floors)
+    return _claim(connection, handler, limit, token, on_suspect, floors)
+
+
+_CLAIMED = """
+SELECT count(*) FROM (
+    SELECT 1 FROM myxo_jobs
+    WHERE topic = %s AND {waiting} AND worker <> '' AND lease_until > {now} LIMIT %s
+) AS claimed
+"""
+
+
+def _claimed(connection: BaseDatabaseWrapper, topic: str, most: int) -> int:
+    """Return how many jobs of a topic are claimed, counted up to `most`."""
+    statement = _sql(connection, _CLAIMED, waiting=database_of(connection).waiting)
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [topic, most])
+        return int(cursor.fetchone()[0])
+
+
+def _claim(
+    connection: BaseDatabaseWrapper,
+    handler: Handler,
+    limit: int,
+    token: str,
+    on_suspect: OnSuspect,
+    floors: Floors | None,
+) -> list[Claim]:
     before = time.monotonic()
     start = floors.at(before) if floors is not None else None
     claimed = database_of(connection).claim(

@@ -123,6 +123,7 @@ def test_what_cannot_be_called_as_a_handler_is_refused(function):
             "attempts": [0, -1, 1.5, "2", True, None],
             "lease": [0, -1, "2", True, None, float("nan"), float("inf"), 10**9],
             "backoff": [-1, "2", True, None, float("nan"), float("inf"), 10**9],
+            "limit": [0, -1, 1.5, "2", True],
             "priority": [-101, 101, 1.0, "2", True, None],
             "atomic": [0, 1, "yes", None],
             "keep": [-1, "2", True, float("nan"), float("inf"), 10**10, timedelta(seconds=-1)],

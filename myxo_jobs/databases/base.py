@@ -225,6 +225,15 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def one_claim_at_once(
+        self, connection: BaseDatabaseWrapper, topic: str
+    ) -> AbstractContextManager[Any]:
+        """Make a block one transaction that no other such block of the topic overlaps.
+
+        Each statement in it sees what those before it have committed.
+        """
+
+    @abstractmethod
     def look(
         self,
         connection: BaseDatabaseWrapper,

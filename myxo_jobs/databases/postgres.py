@@ -150,6 +150,9 @@ CLAIMS = {
     for kept in (True, False)
 }
 
+# One lock for each topic, by a number that nobody else is likely to use.
+LOCK_TOPIC = "SELECT pg_advisory_xact_lock(hashtextextended('myxo_jobs ' || %s, 0))"
+
 LOOK = f"""
 WITH RECURSIVE found(topic, priority) AS (
     SELECT asked.topic, ({NEXT_PRIORITY.format(topic="asked.topic", below="")})
@@ -478,6 +481,24 @@ class PostgreSQL(Database):
         claimed = [(*rows[job_id][:5], suspect) for job_id in about["line"]]
         given = {} if uids is None else {job_id: row[6] for job_id, row in rows.items()}
         return Claimed(claimed, about["floors"], given)
+
+    @contextmanager
+    def one_claim_at_once(self, connection: BaseDatabaseWrapper, topic: str) -> Iterator[None]:
+        connection.ensure_connection()
+        raw = connection.connection
+        is_outermost = raw.info.transaction_status == TransactionStatus.IDLE
+        before = raw.isolation_level
+        if is_outermost:
+            # In a stricter one, what follows would see the state before the lock was ours.
+            raw.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        try:
+            with self.one_transaction(connection):
+                with connection.cursor() as cursor:
+                    cursor.execute(LOCK_TOPIC, [topic])
+                yield
+        finally:
+            if is_outermost and not raw.closed:
+                raw.isolation_level = before
 
     def look(
         self,

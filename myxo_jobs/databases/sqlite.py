@@ -279,6 +279,11 @@ class SQLite(Database):
         names = {job_id: str(UUID(uid)) for job_id, uid in given.items()}
         return Claimed([row[:6] for row in taken], seen, names)
 
+    def one_claim_at_once(
+        self, connection: BaseDatabaseWrapper, topic: str
+    ) -> AbstractContextManager[Any]:
+        return _immediate(connection)
+
     def look(
         self,
         connection: BaseDatabaseWrapper,

@@ -115,7 +115,12 @@ class Lane:
         return claims
 
     def _ahead(self) -> int:
-        # A job with one attempt that is charged unstarted would be failed unrun.
-        if self._mean_seconds is None or self.handler.attempts == 1:
+        # A job with one attempt that is charged unstarted would be failed unrun; and under a
+        # limit a claim that waits here would keep another worker from running one.
+        if (
+            self._mean_seconds is None
+            or self.handler.attempts == 1
+            or self.handler.limit is not None
+        ):
             return 0
         return min(int(self.size * AHEAD_SECONDS / max(self._mean_seconds, 1e-6)), MOST_AHEAD)

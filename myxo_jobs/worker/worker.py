@@ -296,6 +296,8 @@ class Worker:
             self._leftovers.note(by_topic)
         for topic, outcomes in by_topic.items():
             self._lanes[topic].learn(outcomes)
+            if self._lanes[topic].handler.limit is not None:
+                self._lanes[topic].hopeful = True  # the limit has room again
             self._settling.add(outcomes)
         if self.drain and by_topic:
             for lane in self._lanes.values():
@@ -424,6 +426,10 @@ class Worker:
                 # Suspects come one by one, and a claim that passes them by would move on.
                 floors=None if lane.found_suspect else lane.floors,
             )
+        except queue.LimitReached:
+            if self._board is not None:
+                self._board.claiming(False)
+            return []
         except (OperationalError, InterfaceError):
             raise
         except DatabaseError:

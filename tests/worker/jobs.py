@@ -544,3 +544,17 @@ def clean_up_vanished(row: Job) -> None:
 def vanish(request: Vanishing, run: Run) -> None:
     begin(request.name, run)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Limited(msgspec.Struct, frozen=True):
+    """Take some seconds; at most two of them at once, in all workers together."""
+
+    name: str
+    seconds: float = 0.0
+
+
+@job(Limited, workers=2, limit=2, lease=2.0)
+def limited(request: Limited, run: Run) -> None:
+    begin(request.name, run)
+    time.sleep(request.seconds)
+    end(request.name, run)
