@@ -1,4 +1,4 @@
-"""The life of a job, in order: put, claim, renew, complete, retry, fail, give back.
+"""The life of a job, in order: put, claim, renew, complete or keep, retry, fail, give back, expire.
 
 Every change of a job's state is here. Each has one shape: change what you may
 change, in the statement that checks that you may; what it returns says whether you
