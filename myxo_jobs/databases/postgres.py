@@ -82,9 +82,10 @@ LEVELS_GIVEN = """level AS (
         AS given(priority, floor)
 )"""
 
+EPOCH = "extract(epoch FROM statement_timestamp())::float8"
+
 # Rows keep the order in which the levels give them: a nested loop over them in their
 # order, each read along the index.
-EPOCH = "extract(epoch FROM statement_timestamp())::float8"
 CLAIM = f"""
 WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (

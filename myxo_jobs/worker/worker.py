@@ -402,8 +402,7 @@ class Worker:
         """Return how many jobs of a topic to claim now."""
         # Nothing is claimed ahead of suspects that follow one soon: their place is before it.
         follow = lane.found_suspect and now < self._suspects.next_at
-        may_take = self._suspects_allowed(lane, now) and self._suspects.may_claim(now)
-        room = lane.room(now, suspects=follow or may_take)
+        room = lane.room(now, suspects=follow or self._may_take_suspects(lane, now))
         if self._board is not None:
             room = min(room, self._board.room)
         if self._max_jobs is not None:
@@ -464,8 +463,7 @@ class Worker:
                 lane.suspects_asked_at = now
 
     def _on_suspect(self, lane: Lane, now: float) -> OnSuspect:
-        may_claim = self._suspects_allowed(lane, now) and self._suspects.may_claim(now)
-        if not lane.has_free_slot() or not may_claim:
+        if not lane.has_free_slot() or not self._may_take_suspects(lane, now):
             return "skip"
         return "take" if self._writes.had_time(now) else "stop"
 
@@ -473,7 +471,7 @@ class Worker:
         """Return moments from which suspects can be claimed that could not before."""
         return [self._suspects.next_at, *(lane.stopped_until for lane in self._lanes.values())]
 
-    def _suspects_allowed(self, lane: Lane, now: float) -> bool:
+    def _may_take_suspects(self, lane: Lane, now: float) -> bool:
         # After an outage the living holders renew first: what looks expired then is
         # mostly theirs. And while somebody has a row of ours locked, its lease may end
         # without that anybody else holds it.
@@ -481,6 +479,7 @@ class Worker:
             self._outage_since is None
             and now >= max(lane.suspects_after, lane.stopped_until)
             and not self._keeper.has_locked
+            and self._suspects.may_claim(now)
         )
 
     def _own(self) -> BaseDatabaseWrapper:

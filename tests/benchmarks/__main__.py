@@ -68,6 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
     chosen = _chosen(arguments)
     database.prepare()
     line = machine.describe()
+    if arguments.scale != 1.0:
+        line += f", at a scale of {arguments.scale:g}"
     print(line, flush=True)
     bench = Bench(arguments.db, arguments.rounds, arguments.scale)
     if arguments.peers:

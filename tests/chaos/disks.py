@@ -73,13 +73,7 @@ def data_disk_is_full(rig: Rig) -> None:
     rig.put_steadily(make=_with_long_errors)
     rig.warm_up()
     rig.bites = 0
-    for _ in rig.moments(1.0, 2.0):
-        disk.fill()
-        refused = _put_until_refused(rig)
-        time.sleep(LEASE * rig.random.uniform(1.2, 2.0))
-        disk.free()
-        rig.bites += refused
-        rig.measure_recovery(time.monotonic(), 5.0, "there was space again")
+    _fill_again_and_again(rig, disk)
     met = sum(tree.log().count(FULL) for tree in trees)
     rig.expect(met > 0, "no worker has met the full disk")
     rig.notes.append(f"{met} times in the workers' logs")
@@ -88,6 +82,17 @@ def data_disk_is_full(rig: Rig) -> None:
 def _with_long_errors(number: int, chance: Random) -> msgspec.Struct:
     """Return short jobs, and some whose outcome takes kilobytes."""
     return Zoo(number, "noise") if number % 20 == 0 else short_work(number, chance)
+
+
+def _fill_again_and_again(rig: Rig, disk: Disk) -> None:
+    """Fill a disk for longer than a lease, at random moments; each put refused is a bite."""
+    for _ in rig.moments(1.0, 2.0):
+        disk.fill()
+        refused = _put_until_refused(rig)
+        time.sleep(LEASE * rig.random.uniform(1.2, 2.0))
+        disk.free()
+        rig.bites += refused
+        rig.measure_recovery(time.monotonic(), 5.0, "there was space again")
 
 
 def _put_until_refused(rig: Rig) -> int:
@@ -164,13 +169,7 @@ def file_disk_is_full(rig: Rig) -> None:
     rig.warm_up()
     others.fill()
     rig.bites = 0
-    for _ in rig.moments(1.0, 2.0):
-        disk.fill()
-        refused = _put_until_refused(rig)
-        time.sleep(LEASE * rig.random.uniform(1.2, 2.0))
-        disk.free()
-        rig.bites += refused
-        rig.measure_recovery(time.monotonic(), 5.0, "there was space again")
+    _fill_again_and_again(rig, disk)
     met = trees[1].log().count("disk is full")
     rig.expect(met > 0, "no worker has met the full disk")
     rig.notes.append(f"{met} times in a worker's log")

@@ -31,6 +31,8 @@ from tests.ledger import Line
 # of the run's end: three times wal_writer_delay, and some for a busy machine.
 SETTLED_SECONDS = 2.0
 FORGOTTEN_SECONDS = 1.0
+# A run that was stopped at its very beginning says so within so long of its continuation.
+AFTER_A_STOP_SECONDS = 0.1
 # A claim was renewed at two thirds of its lease at the latest; a tick may be late.
 LEFT_OF_A_LEASE = LEASE * 0.4
 
@@ -115,6 +117,9 @@ def excuses(loss: Loss, run: Run, following: Run) -> bool:
     settled = run.ended + SETTLED_SECONDS
     if loss.kind == "outage":
         return loss.since - FORGOTTEN_SECONDS <= settled and loss.until >= run.begun
+    if loss.kind == "stop" and loss.pid == following.pid and following.attempt < run.attempt:
+        # Its process was stopped between its last look at the lease and its first line.
+        return abs(following.begun - loss.until) < AFTER_A_STOP_SECONDS
     if loss.pid != run.pid:
         return False
     if loss.kind == "stop":

@@ -24,13 +24,18 @@ def never() -> bool:
     return False
 
 
+def let_the_window_pass() -> None:
+    """Wait until a put wakes the workers again, whatever was put before."""
+    time.sleep(queue.WAKE_WINDOW_SECONDS * 1.2)
+
+
 @pytest.fixture
 def listener(transactional_db: None):
     """A listener that has not heard of anything yet, after the window of earlier puts.
 
     It goes to the server itself: behind a pooler nothing is heard.
     """
-    time.sleep(queue.WAKE_WINDOW_SECONDS * 1.2)
+    let_the_window_pass()
     with straight_to_the_server():
         listener: Listener = database_of("default").listen("default")
     assert listener.hears(never)
@@ -113,7 +118,7 @@ def test_a_listener_proves_that_it_hears_though_a_put_comes_before_its_probe(lis
     for _ in range(3):
         jobs.put(Work("w"))
         assert listener.hears(never)
-        time.sleep(queue.WAKE_WINDOW_SECONDS * 1.2)
+        let_the_window_pass()
 
 
 def test_many_listeners_prove_themselves_at_once(transactional_db):
@@ -141,6 +146,7 @@ def test_the_wake_up_of_a_put_of_its_own_transaction_is_sent_at_once(listener):
 @real
 @pytest.mark.needs_a_session("its own session is cut")
 def test_a_put_whose_wake_up_cannot_be_sent_raises_nothing(caplog):
+    let_the_window_pass()
     with transaction.atomic():
         transaction.on_commit(cut_all_sessions)
         jobs.put(Work("w"))
