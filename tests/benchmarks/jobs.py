@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import msgspec
 from django.db import connection
 
@@ -89,6 +92,41 @@ class Written(msgspec.Struct, frozen=True):
 def written(request: Written) -> None:
     """Note the run in a file: for workers that are processes of `runjobs`."""
     write_down(request.number)
+
+
+class KeptNoop(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(KeptNoop, topic="benchmark.kept", keep=3600)
+def kept_noop(request: KeptNoop) -> int:
+    evidence.note(request.number)
+    return request.number
+
+
+LIMIT, LIMITED_SECONDS = 2, 0.5
+
+
+class Limited(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Limited, topic="benchmark.limited", workers=LIMIT, limit=LIMIT, lease=2.0)
+def limited(request: Limited) -> None:
+    """Note begin and end in a file, and the process in another."""
+    write_down(request.number)
+    write_down(os.getpid(), ".pids")
+    time.sleep(LIMITED_SECONDS)
+    write_down(-1 - request.number)
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Blocked, topic="benchmark.blocked", workers=4, limit=LIMIT)
+def blocked(request: Blocked) -> None:
+    time.sleep(0.05)
 
 
 class Failing(msgspec.Struct, frozen=True):
