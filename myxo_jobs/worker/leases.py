@@ -24,6 +24,8 @@ RENEW_BELOW = 2 / 3
 TICKS_A_LEASE = 6
 SHORTEST_TICK_SECONDS = 0.02
 LONGEST_TICK_SECONDS = 1.0
+# A pass that has not ended by then has been held up. No claim of ours can be over yet.
+LATE_AFTER = RENEW_BELOW - 1 / 6
 RETRY_SECONDS = 0.2
 # How long a handler waits for its extension to be stored; it is tried on after that.
 EXTEND_WAIT_SECONDS = 2.0
@@ -41,7 +43,9 @@ class LeaseKeeper:
         self._nudge = threading.Event()
         self._renewed = threading.Condition()
         # Whether a claim could not be renewed because somebody has its row locked.
-        self.has_locked = False
+        self._has_locked = False
+        self._late_seconds = shortest_lease * LATE_AFTER
+        self._passed_at = time.monotonic()
         self._stopped = False
         self._connection: BaseDatabaseWrapper | None = None
         self._thread = threading.Thread(target=self._serve, name="myxo_jobs leases", daemon=True)
@@ -64,6 +68,11 @@ class LeaseKeeper:
 
     def held(self) -> list[Claim]:
         return list(self._claims)
+
+    def holds_all(self) -> bool:
+        """Tell whether none of the claims may be over though their jobs run here."""
+        is_late = time.monotonic() - self._passed_at > self._late_seconds
+        return not self._claims or not (self._has_locked or is_late)
 
     def extend(self, claim: Claim, seconds: float) -> None:
         """Make a claim last at least so long from now; return once that is stored.
@@ -129,7 +138,8 @@ class LeaseKeeper:
             with self._renewed:
                 self._renewed.notify_all()
             locked += self._drop_lost([claim for claim in batch if claim.job_id not in renewed])
-        self.has_locked = locked > 0
+        self._has_locked = locked > 0
+        self._passed_at = now
 
     def _drop_lost(self, claims: list[Claim]) -> int:
         """Renew no more what was claimed again or deleted; return how many are locked."""
