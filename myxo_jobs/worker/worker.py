@@ -511,12 +511,11 @@ class Worker:
 
     def _may_take_suspects(self, lane: Lane, now: float) -> bool:
         # After an outage the living holders renew first: what looks expired then is
-        # mostly theirs. And while somebody has a row of ours locked, its lease may end
-        # without that anybody else holds it.
+        # mostly theirs. And what looks expired may be our own, while it is not renewed.
         return (
             self._outage_since is None
             and now >= max(lane.suspects_after, lane.stopped_until)
-            and not self._keeper.has_locked
+            and self._keeper.holds_all()
             and self._suspects.may_claim(now)
         )
 
