@@ -36,19 +36,15 @@ class Evidence:
         self.note(number)
 
 
-_files: dict[tuple[int, str], int] = {}
+_files: dict[int, int] = {}
 
 
-def write_down(number: int, ending: str = "") -> None:
-    """Add a number, such as that of a job whose handler began, and the moment to the file.
-
-    With one write. `ending` chooses a file beside it.
-    """
-    place = os.getpid(), ending  # a forked worker opens its own
-    if place not in _files:
-        path = os.environ[RAN_FILE] + ending
-        _files[place] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(_files[place], RAN.pack(number, time.monotonic()))
+def write_down(number: int) -> None:
+    """Add a job whose handler began, and the moment, to the file: with one write."""
+    pid = os.getpid()  # a forked worker opens its own
+    if pid not in _files:
+        _files[pid] = os.open(os.environ[RAN_FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(_files[pid], RAN.pack(number, time.monotonic()))
 
 
 def written_down(path: Path) -> list[tuple[int, float]]:

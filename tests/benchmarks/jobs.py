@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import msgspec
@@ -113,9 +112,8 @@ class Limited(msgspec.Struct, frozen=True):
 
 @job(Limited, topic="benchmark.limited", workers=LIMIT, limit=LIMIT, lease=2.0)
 def limited(request: Limited) -> None:
-    """Note begin and end in a file, and the process in another."""
+    """Note begin and end in a file."""
     write_down(request.number)
-    write_down(os.getpid(), ".pids")
     time.sleep(LIMITED_SECONDS)
     write_down(-1 - request.number)
 

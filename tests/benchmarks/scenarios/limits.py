@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.benchmarks import database
 from tests.benchmarks.bench import Bench, scenario
-from tests.benchmarks.evidence import RAN_FILE, Void, check_each_ran_once, written_down
+from tests.benchmarks.evidence import RAN_FILE, Void, written_down
 from tests.benchmarks.jobs import LIMIT, LIMITED_SECONDS
 from tests.benchmarks.processes import program
 from tests.benchmarks.reports import OURS, Report, at_most
@@ -43,48 +43,43 @@ def limited(bench: Bench, report: Report) -> None:
 
 
 def _run_and_kill_one(count: int) -> tuple[list[tuple[float, int]], float]:
-    """Let workers run all, kill the busiest after a third; return the steps and the time.
+    """Let workers run all, and kill one that is busy after a third; return steps and time.
 
     A step is a moment, and one run more or one fewer.
     """
     with tempfile.TemporaryDirectory(prefix="myxo-ran-") as folder, ExitStack() as stack:
-        file = Path(folder, "ran")
         command = [sys.executable, "-m", "django", "runjobs", "--topics", "benchmark.limited"]
-        workers = [
-            stack.enter_context(
-                program(command, until=" started using=", environment={RAN_FILE: str(file)})
-            )
-            for _ in range(WORKERS)
-        ]
-        _wait_for_ends(file, count // 3)
-        killed, killed_at = _kill_one_that_runs(file, workers), time.monotonic()
-        _wait_for_ends(file, count)
-        ran = written_down(file)
-    begins = [(number, at) for number, at in ran if number >= 0]
-    ends = {-1 - number: at for number, at in ran if number < 0}
-    check_each_ran_once([-1 - number for number, _ in ran if number < 0], range(count))
-    # A run that was killed ended with its process; the last one of its job came through.
-    last = dict(begins)
-    steps = [(at, 1) for _, at in begins]
-    steps += [(ends[number] if last[number] == at else killed_at, -1) for number, at in begins]
-    if len(begins) == count:
-        raise Void(f"nothing ran in process {killed} when it was killed")
-    return sorted(steps), max(ends.values()) - min(at for _, at in begins)
+        files = [Path(folder, str(place)) for place in range(WORKERS)]
+        workers = {}
+        for file in files:
+            environment = {RAN_FILE: str(file)}
+            one = program(command, until=" started using=", environment=environment)
+            workers[file] = stack.enter_context(one)
+        _wait_for_ends(files, count // 3)
+        time.sleep(LIMITED_SECONDS / 2)
+        killed = max(files, key=lambda file: sum(step for _, _, step in _steps(file)))
+        os.kill(workers[killed], signal.SIGKILL)
+        killed_at = time.monotonic()
+        _wait_for_ends(files, count)
+        by_file = {file: _steps(file) for file in files}
+    broken_off = sum(step for _, _, step in by_file[killed])
+    if not broken_off:
+        raise Void("the worker that was killed ran nothing at that moment")
+    steps = [(at, step) for steps in by_file.values() for at, _, step in steps]
+    seconds = max(steps)[0] - min(steps)[0]
+    return sorted([*steps, *[(killed_at, -1)] * broken_off]), seconds
 
 
-def _kill_one_that_runs(file: Path, workers: Sequence[int]) -> int:
-    """Kill a worker that is in the middle of a job; return its process number."""
-    busy = written_down(Path(f"{file}.pids"))[-1][0]
-    if busy not in workers:
-        raise Void(f"process {busy} is none of the workers")
-    os.kill(busy, signal.SIGKILL)
-    return busy
+def _steps(file: Path) -> list[tuple[float, int, int]]:
+    """Return the moments of a worker, their jobs, and whether a run began (1) or ended (-1)."""
+    ran = written_down(file) if file.exists() else []
+    return [(at, n, 1) if n >= 0 else (at, -1 - n, -1) for n, at in ran]
 
 
-def _wait_for_ends(file: Path, count: int) -> None:
+def _wait_for_ends(files: Sequence[Path], count: int) -> None:
     """Wait until so many jobs have ended."""
     deadline = time.monotonic() + 2 * count * LIMITED_SECONDS + 30
-    while not file.exists() or sum(number < 0 for number, _ in written_down(file)) < count:
+    while len({job for file in files for _, job, step in _steps(file) if step < 0}) < count:
         if time.monotonic() > deadline:
             raise Void(f"fewer than {count} jobs have ended")
         time.sleep(0.02)
