@@ -156,7 +156,8 @@ def run(claim: Claim, around: Surroundings) -> Outcome:
         if claim.handler.atomic:
             return _run_atomic(claim, arguments, around)
         # A fresh context: language, time zone and all context variables at their start.
-        return _done(claim, Context().run(_call, claim, arguments, around))
+        returned = Context().run(_call, claim, arguments, around)
+        return Outcome(claim, "complete") if claim.handler.keep is None else _done(claim, returned)
     except BaseException as raised:
         return outcome_of(claim, raised)
 
@@ -208,7 +209,7 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
         with watch:
             async with asyncio.timeout(timeout) as limit:
                 try:
-                    with _stoppable(claim):
+                    with _stoppable(claim) if claim.handler.keep is not None else _NOTHING:
                         returned = await claim.handler.function(*arguments)
                 finally:
                     _end_a_fork(around)
@@ -227,7 +228,7 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
 def _stoppable(claim: Claim) -> Iterator[None]:
     """Let an async run of a kept job be cancelled, at its next await, if the job is."""
     task = asyncio.current_task()
-    if claim.handler.keep is None or task is None:
+    if task is None:
         yield
         return
     loop, is_running = task.get_loop(), True
