@@ -15,8 +15,9 @@ from django.utils import timezone
 from myxo_jobs import GiveUp, Jobs, Run, job, queue
 from myxo_jobs.models import Job
 from myxo_jobs.testing import run_jobs
-from myxo_jobs.worker import sweeping
+from myxo_jobs.worker import running, sweeping
 from myxo_jobs.worker.board import Board
+from myxo_jobs.worker.running import Outcome
 from myxo_jobs.worker.sweeping import Sweeper
 from tests.rig import ago, handler_of, in_threads, make_job, wait_until
 
@@ -181,6 +182,53 @@ def test_a_cleanup_that_raises_does_not_hold_up_the_failure(worker):
     job_id = jobs.put(Task("hopeless"))
 
     wait_until(lambda: jobs.get(job_id).failed, because="it gave up")
+
+
+def test_a_failure_is_cleaned_up_whatever_the_handler_left_of_its_connection(worker):
+    cleaned: list[int] = []
+
+    @job(Task, topic="t.Fail", attempts=1, cleanup=lambda row: cleaned.append(row.pk))
+    def handle(request: Task) -> None:
+        connection.set_autocommit(False)
+        connection.cursor().execute("SELECT no_such_column")
+
+    worker(topics=["t.Fail"])
+    job_id = jobs.put(Task("a"))
+    wait_until(lambda: jobs.get(job_id).failed, because="it has failed for good")
+
+    assert cleaned == [job_id]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_failure_is_cleaned_up_once_the_database_answers(worker, monkeypatch, is_async):
+    cleaned: list[int] = []
+    tries: list[int] = []
+
+    def read_the_row(outcome: Outcome, alias: str) -> None:
+        tries.append(outcome.claim.job_id)
+        if len(tries) < 3:
+            raise OperationalError("it is away")
+        see_off(outcome, alias)
+
+    see_off = running.see_off
+    monkeypatch.setattr(running, "see_off", read_the_row)
+    options = {"topic": "t.Fail", "attempts": 1, "cleanup": lambda row: cleaned.append(row.pk)}
+    if is_async:
+
+        @job(Task, **options)
+        async def handle(request: Task) -> None:
+            raise ValueError
+    else:
+
+        @job(Task, **options)
+        def handle(request: Task) -> None:
+            raise ValueError
+
+    worker(topics=["t.Fail"])
+    job_id = jobs.put(Task("a"))
+    wait_until(lambda: jobs.get(job_id).failed, because="it has failed for good")
+
+    assert (cleaned, tries) == ([job_id], [job_id] * 3)
 
 
 def test_run_jobs_calls_the_cleanup_of_a_failed_job():
