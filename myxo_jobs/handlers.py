@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -25,6 +25,14 @@ TOPIC_CHARACTERS = 255
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+
+class Dials(msgspec.Struct, frozen=True):
+    """What may be changed of a handler while workers run: see the fields of `Handler`."""
+
+    keep: float | None
+    limit: int | None  # 0 pauses the topic; also the slots that each worker process offers
+    timeout: float | None
 
 
 class Handler(msgspec.Struct, frozen=True, eq=False):
@@ -50,11 +58,26 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     # Called with a job's row: before that of a done one goes, and after a final failure.
     cleanup: Callable[[Any], object] | None = None
     # Of services, and not offered by `@job`. A failed job gives up its key, and expires as
-    # a done one does; and a function is called in the transaction that stores the end of a
-    # job, done or failed, with the connection and the job's id.
+    # a done one does.
     failed_gives_up_key: bool = False
     failed_expires: bool = False
-    at_outcome: Callable[[Any, Any], None] | None = None
+    # Called with the connection and the job's id, in the transaction that stores the end of
+    # a job, done or failed. The `Row` it returns, if any, is put in that transaction.
+    at_outcome: Callable[[Any, int], Any] | None = None
+    # Called with the job's row and what was raised, in the thread of the run, when a job
+    # fails for good without words of its own; returns the message for its owner.
+    explain: Callable[[Any, BaseException], str] | None = None
+    # Called with a connection and topics, those of all handlers that have this very
+    # function; returns what stands now for each of them.
+    dials: Callable[[Any, Sequence[str]], Mapping[str, Dials]] | None = None
+    # Its jobs are put by the name of their kind: no Struct belongs to it alone.
+    by_name: bool = False
+    # Whether its jobs may be asked to stop.
+    cancellable: bool = True
+    # A topic that whoever serves this one serves, too; empty: none.
+    brings: str = ""
+    # Called now and then by a worker that serves it, to remove what no row names.
+    tidy: Callable[[], None] | None = None
 
     @property
     def where(self) -> str:
@@ -66,7 +89,19 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
         """Whether more belongs to a final failure than the row tells, so that a worker which
         knows the handler has to store it."""
         return bool(
-            self.cleanup or self.at_outcome or self.failed_expires or self.failed_gives_up_key
+            self.cleanup
+            or self.at_outcome
+            or self.explain
+            or self.failed_expires
+            or self.failed_gives_up_key
+        )
+
+    def turned(self, dials: Dials) -> Handler:
+        """Return the handler as it is with these dials."""
+        if dials == Dials(self.keep, self.limit, self.timeout):
+            return self
+        return msgspec.structs.replace(
+            self, keep=dials.keep, limit=dials.limit, timeout=dials.timeout
         )
 
     def pause_after(self, attempt: int) -> float:
@@ -224,6 +259,8 @@ class Registry:
             )
         wanted = self._by_topic if topics is None else topics
         chosen = {name: self._by_topic[name] for name in wanted if name not in (exclude or ())}
+        brought = [handler.brings for handler in chosen.values() if handler.brings]
+        chosen |= {name: self._by_topic[name] for name in brought if name in self._by_topic}
         if not chosen and self._by_topic:
             raise ImproperlyConfigured("no topic is left to serve: name one, or exclude fewer")
         return chosen
@@ -237,13 +274,14 @@ class Registry:
         same_topic = self._by_topic.get(handler.topic)
         if same_topic is not None:
             raise HandlerConflict(f"topic {handler.topic!r}", same_topic.where, handler.where)
-        same_request = self._by_request.get(handler.request)
+        same_request = None if handler.by_name else self._by_request.get(handler.request)
         if same_request is not None:
             raise HandlerConflict(
                 f"Struct {handler.request.__qualname__}", same_request.where, handler.where
             )
         self._by_topic[handler.topic] = handler
-        self._by_request[handler.request] = handler
+        if not handler.by_name:
+            self._by_request[handler.request] = handler
 
 
 registry = Registry()
