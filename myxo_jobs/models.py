@@ -248,7 +248,9 @@ class ServiceSettings(models.Model):
 
     kind = models.CharField(_("kind"), max_length=KIND_CHARACTERS, primary_key=True)
     # How long an ended job stays for its owner.
-    retention_seconds = models.PositiveIntegerField(_("retention in seconds"), null=True, blank=True)
+    retention_seconds = models.PositiveIntegerField(
+        _("retention in seconds"), null=True, blank=True
+    )
     # How many jobs run at once in the whole deployment; 0 pauses the kind.
     max_concurrent = models.PositiveIntegerField(_("most at once"), null=True, blank=True)
     # How long one run may take.

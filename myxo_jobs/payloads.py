@@ -83,10 +83,8 @@ class Codec:
         bool(msgspec.json.decode(self._encode(value), type=declared) == value)
 
     def _largest_field(self, request: Any) -> str:
-        return max(
-            request.__struct_fields__,
-            key=lambda name: len(self._encode(getattr(request, name))),
-        )
+        names: tuple[str, ...] = request.__struct_fields__
+        return max(names, key=lambda name: len(self._encode(getattr(request, name))))
 
 
 class JsonCodec(Codec):

@@ -37,9 +37,9 @@ from myxo_jobs.models import Job
 from myxo_jobs.payloads import storable
 
 if sys.version_info >= (3, 14):
-    from uuid import uuid7
+    from uuid import uuid7 as uuid7
 else:
-    from uuid6 import uuid7
+    from uuid6 import uuid7 as uuid7
 
 logger = logging.getLogger("myxo_jobs")
 
@@ -924,7 +924,9 @@ def remove_expired_failed(connection: BaseDatabaseWrapper, job_id: int) -> bool:
     """Delete a failed job that has expired: it was cleaned up when it failed."""
     with connection.cursor() as cursor:
         cursor.execute(
-            _sql(connection, "DELETE FROM myxo_jobs WHERE id = %s AND failed AND expires_at <= {now}"),
+            _sql(
+                connection, "DELETE FROM myxo_jobs WHERE id = %s AND failed AND expires_at <= {now}"
+            ),
             [job_id],
         )
         return bool(cursor.rowcount)

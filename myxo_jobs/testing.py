@@ -90,7 +90,7 @@ def put_jobs(request: type[R] | None = None) -> list[R]:
     rows = Job.objects.filter(due__isnull=False).order_by("pk")
     handlers = {handler.topic: handler for handler in registry}
     return [
-        handlers[topic].codec.decode(payload)  # type: ignore[misc]
+        handlers[topic].codec.decode(payload)
         for topic, payload in rows.values_list("topic", "payload")
         if topic in handlers and request in (None, handlers[topic].request)
     ]

@@ -12,7 +12,9 @@ from myxo_jobs.services.service import services
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-_IN_THE_ADMIN = f"SELECT kind, {', '.join(DIALS)} FROM myxo_jobs_service_settings WHERE kind IN ({{}})"  # noqa: E501, S608 - constants
+_IN_THE_ADMIN = (
+    f"SELECT kind, {', '.join(DIALS)} FROM myxo_jobs_service_settings WHERE kind IN ({{}})"  # noqa: S608 - constants
+)
 
 
 def dials(connection: BaseDatabaseWrapper, kinds: Sequence[str]) -> Mapping[str, Dials]:

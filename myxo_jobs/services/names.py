@@ -9,7 +9,9 @@ NAME_BYTES = 255
 EXTENSION_BYTES = 32
 PATH_CHARACTERS = "/\\"
 # Characters that turn the direction of what follows: `gpj.exe` could read `exe.jpg`.
-BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+BIDIRECTIONAL = frozenset(
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
 # Controls, surrogates, and the separators of lines and paragraphs.
 UNWANTED = frozenset(("Cc", "Cs", "Zl", "Zp"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -41,9 +41,7 @@ class ServiceJob(Job):
         verbose_name_plural = _("service jobs")
 
     @classmethod
-    def from_db(
-        cls, db: str | None, field_names: Any, values: Any, **kwargs: Any
-    ) -> ServiceJob:
+    def from_db(cls, db: str | None, field_names: Any, values: Any, **kwargs: Any) -> ServiceJob:
         row = super().from_db(db, field_names, values, **kwargs)
         loaded = row.__dict__
         if "payload" in loaded:
@@ -149,11 +147,12 @@ def uid_of(uid: object) -> UUID | None:
     return found if found and str(found) == str(uid).lower() else None
 
 
-def as_service_job(row: Job, without: Sequence[str] = ()) -> ServiceJob:
+def as_service_job(row: Job) -> ServiceJob:
     """Return the row of a job as services see it."""
     if isinstance(row, ServiceJob):
         return row
-    return ServiceJob.objects.using(row._state.db).defer(*without).get(pk=row.pk)
+    job: ServiceJob = ServiceJob.objects.using(row._state.db).get(pk=row.pk)
+    return job
 
 
 @contextmanager

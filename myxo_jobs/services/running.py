@@ -14,6 +14,7 @@ from myxo_jobs.errors import ResultInvalid
 from myxo_jobs.handlers import Handler, Run
 from myxo_jobs.payloads import Codec, storable
 from myxo_jobs.services.dials import dials
+from myxo_jobs.services.files import AttemptFiles, Strays, remove_files_of
 from myxo_jobs.services.service import FILE_NAMES, FINISHED, FINISHED_ATTEMPTS, JobService
 
 if TYPE_CHECKING:
@@ -109,48 +110,45 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     def process(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        job = _running(service, ServiceJob.objects.defer("payload").get(pk=run.id), payload, run)
-        assert job._files is not None
+        row = ServiceJob.objects.defer("payload").get(pk=run.id)
+        job, files = _running(service, row, payload, run)
         try:
             with speaking(job):
-                return checked_result(job, service.process(job))
+                return checked_result(files, service.process(job))
         except BaseException:  # whatever ends the attempt, its files go with it
-            job._files.remove()
+            files.remove()
             raise
 
     async def process_async(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
         row = await ServiceJob.objects.defer("payload").aget(pk=run.id)
-        job = _running(service, row, payload, run)
-        assert job._files is not None
+        job, files = _running(service, row, payload, run)
         try:
             with speaking(job):
-                return checked_result(job, await service.process(job))
+                return checked_result(files, await service.process(job))
         except BaseException:
-            await sync_to_async(job._files.remove, thread_sensitive=False)()
+            await sync_to_async(files.remove, thread_sensitive=False)()
             raise
 
     return process_async if inspect.iscoroutinefunction(service.process) else process
 
 
-def _running(service: JobService, job: ServiceJob, payload: Any, run: Run) -> ServiceJob:
-    from myxo_jobs.services.files import AttemptFiles
+def _running(
+    service: JobService, job: ServiceJob, payload: Any, run: Run
+) -> tuple[ServiceJob, AttemptFiles]:
+    files = AttemptFiles(service.kind, job.uid, service.storage_alias)
+    job.payload, job._run, job._files = payload, run, files
+    return job, files
 
-    job.payload = payload
-    job._run = run
-    job._files = AttemptFiles(service.kind, job.uid, service.storage_alias)
-    return job
 
-
-def checked_result(job: ServiceJob, result: Any) -> Any:
+def checked_result(files: AttemptFiles, result: Any) -> Any:
     """Return what is stored as the result: with the file of this attempt, if there is one.
 
     Raises ResultInvalid for a file that this attempt did not write, and for counts that are
     no counts.
     """
-    assert job._files is not None
-    sizes = job._files.sizes
+    sizes = files.sizes
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError("process returned a coroutine, which nobody awaits: make it `async def`")
@@ -169,23 +167,25 @@ def checked_result(job: ServiceJob, result: Any) -> Any:
     if name is None:
         return result
     if name not in sizes:
-        raise ResultInvalid(f"result['file'] takes the name of a file of this attempt, not {name!r}")
-    told = dict(zip(FILE_NAMES, (name, job._files.storage, sizes[name]), strict=True))
+        raise ResultInvalid(
+            f"result['file'] takes the name of a file of this attempt, not {name!r}"
+        )
+    told = dict(zip(FILE_NAMES, (name, files.storage, sizes[name]), strict=True))
     return {**result, **told}
 
 
 def _only(names: list[str]) -> str:
     if len(names) > 1:
-        raise ResultInvalid(
-            f"process wrote {len(names)} files: name the job's in result['file']"
-        )
+        raise ResultInvalid(f"process wrote {len(names)} files: name the job's in result['file']")
     return names[0]
 
 
 def _check_counts(result: dict[Any, Any]) -> None:
     for name in COUNTS:
         value = result.get(name)
-        fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
+        fits = (
+            isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
+        )
         if value is not None and not fits:
             raise ResultInvalid(f"result[{name!r}] takes a whole number from 0, not {value!r}")
 
@@ -262,8 +262,6 @@ def clean_up(service: JobService, row: Job) -> None:
 
 
 def _remove_files(service: JobService, job: ServiceJob) -> None:
-    from myxo_jobs.services.files import remove_files_of
-
     remove_files_of(service.kind, job.uid, job.result, service.storage_alias)
 
 
@@ -272,10 +270,7 @@ def _tidy_of(service: JobService) -> Callable[[], None]:
 
     def tidy() -> None:
         nonlocal strays
-        from myxo_jobs.services.files import Strays
-
         strays = strays or Strays(service.kind, service.storage_alias)
         strays.sweep()
 
     return tidy
-

@@ -140,7 +140,9 @@ class Services:
     def add(self, service: JobService) -> None:
         first = self._by_kind.get(service.kind)
         if first is not None:
-            raise HandlerConflict(f"kind {service.kind!r}", where(type(first)), where(type(service)))
+            raise HandlerConflict(
+                f"kind {service.kind!r}", where(type(first)), where(type(service))
+            )
         self._by_kind[service.kind] = service
 
     def get(self, kind: str) -> JobService | None:
@@ -203,9 +205,7 @@ def where(service_class: type) -> str:
 
 
 def _is_number(value: Any, most: float) -> bool:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
-    )
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
 
 
 # What each attribute takes: a test, and the words for it.

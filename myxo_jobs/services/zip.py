@@ -37,9 +37,13 @@ UNKNOWN_TIME = (1980, 1, 1, 0, 0, 0)
 YEARS = range(1980, 2108)
 # Compressed already: deflating them takes time and saves nothing.
 STORED = frozenset(
-    "7z aac apk avi avif br bz2 docx epub flac gif gz heic heif jar jpeg jpg lz4 m4a m4v mkv mov "
-    "mp3 mp4 odp ods odt oga ogg ogv opus png pptx rar tgz webm webp woff woff2 xlsx xz zip zst"
-    .split()
+    (
+        *("7z", "apk", "br", "bz2", "gz", "jar", "lz4", "rar", "tgz", "xz", "zip", "zst"),
+        *("avif", "gif", "heic", "heif", "jpeg", "jpg", "png", "webp"),
+        *("aac", "flac", "m4a", "mp3", "oga", "ogg", "opus"),
+        *("avi", "m4v", "mkv", "mov", "mp4", "ogv", "webm"),
+        *("docx", "epub", "odp", "ods", "odt", "pptx", "woff", "woff2", "xlsx"),
+    )
 )
 # What opening and reading raise for a source that is not there, or not for us. Others, such as
 # a network that is down, are errors of the attempt.
@@ -92,15 +96,15 @@ class ZipService(JobService):
 
     def entries(self, job: ServiceJob) -> Iterable[ZipEntry]:
         """Yield what to put into the archive, in this order."""
-        files: list[ZipEntry] = job.payload.files
-        return files
+        payload: Any = job.payload
+        return payload.files  # type: ignore[no-any-return]
 
     def process(self, job: ServiceJob) -> dict[str, Any]:
         entries = self.entries(job)
         missing = getattr(job.payload, "missing", self.missing)
         with (
             job.file(ARCHIVE) as f,
-            zipfile.ZipFile(f, "w", zipfile.ZIP_DEFLATED) as archive,  # type: ignore[call-overload]
+            zipfile.ZipFile(f, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
             writing = _Writing(job, archive, f, self.storages)
             writing.total = writing.total_of(entries)
@@ -147,7 +151,7 @@ class _Writing:
 
     def add(self, entry: ZipEntry, *, skip: bool) -> None:
         name = self._names.take(entry.name or PurePosixPath(entry.source).name)
-        start, done = self._archive.start_dir, self.done  # type: ignore[attr-defined]
+        start, done = self._archive.start_dir, self.done
         try:
             self._write(entry, name)
         except Unreadable as reason:
@@ -183,7 +187,7 @@ class _Writing:
         """Leave out an entry that was begun: the next one is written over it."""
         if self._archive.filelist and self._archive.filelist[-1].filename == name:
             del self._archive.filelist[-1], self._archive.NameToInfo[name]
-        self._archive.start_dir = start  # type: ignore[attr-defined]
+        self._archive.start_dir = start
         self._file.seek(start)
         self._file.truncate()
 

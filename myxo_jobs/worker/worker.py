@@ -119,9 +119,7 @@ class Worker:
         self._settling = Settling(self._keeper.release)
         self._waking = Waking(self.alias, self._on_wake)
         self._events = EventLoop()
-        self._sweeper = Sweeper(
-            self.alias, self.handlers, self._tokens.next, tidies=self.tidies
-        )
+        self._sweeper = Sweeper(self.alias, self.handlers, self._tokens.next, tidies=self.tidies)
         self._limits = TimeLimits(
             self._on_timeout, _tell_of_timeout, grace=self.grace, watchdog=watchdog
         )
