@@ -85,15 +85,16 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
         return _where(self.function)
 
     @property
+    def sees_off(self) -> bool:
+        """Whether code of the project belongs to a final failure."""
+        return self.cleanup is not None or self.explain is not None
+
+    @property
     def failure_needs_a_worker(self) -> bool:
         """Whether more belongs to a final failure than the row tells, so that a worker which
         knows the handler has to store it."""
         return bool(
-            self.cleanup
-            or self.at_outcome
-            or self.explain
-            or self.failed_expires
-            or self.failed_gives_up_key
+            self.sees_off or self.at_outcome or self.failed_expires or self.failed_gives_up_key
         )
 
     def turned(self, dials: Dials) -> Handler:

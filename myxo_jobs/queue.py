@@ -13,10 +13,11 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 from django.db import connections, router, transaction
@@ -26,13 +27,14 @@ from myxo_jobs.databases import (
     Database,
     Due,
     Floors,
+    KeptColumns,
     OnSuspect,
     Row,
     ValueType,
     database_of,
 )
-from myxo_jobs.errors import ClaimLost, JobTimeout, OwnTransactionImpossible, WorkerLost
-from myxo_jobs.handlers import Handler, Notes, registry
+from myxo_jobs.errors import Cancelled, ClaimLost, JobTimeout, OwnTransactionImpossible, WorkerLost
+from myxo_jobs.handlers import Dials, Handler, Notes, registry
 from myxo_jobs.models import Job
 from myxo_jobs.payloads import storable
 
@@ -48,6 +50,10 @@ ID_RANGE = range(1, 2**63)  # SQLite's driver refuses larger numbers
 # looking for longer than that before it sleeps.
 WAKE_WINDOW_SECONDS = 0.05
 PROGRESS_NOTE_CHARACTERS = 255
+
+
+# How a run ended whose worker could not tell: with its process, or by its timeout.
+LastEnd = Literal["", "lost", "late"]
 
 
 class Claim(msgspec.Struct, eq=False):
@@ -66,6 +72,8 @@ class Claim(msgspec.Struct, eq=False):
     lease_ends: float
     # Asked for by the handler: the lease lasts at least until then, on the same clock.
     extended_until: float = 0.0
+    # Of a suspect: how its last run ended, if that is known; its error stands in the row.
+    last_end: LastEnd = ""
     # Of a kept job alone: its name towards its owner.
     uid: str | None = None
     notes: Notes | None = None
@@ -83,6 +91,19 @@ class Held(Protocol):
 
     @property
     def held(self) -> tuple[int, str]: ...
+
+
+def present(connection: BaseDatabaseWrapper, handlers: Iterable[Handler]) -> list[Handler]:
+    """Return handlers with their dials as they stand now; one question to each who knows."""
+    handlers = list(handlers)
+    topics: defaultdict[Callable[..., Any], list[str]] = defaultdict(list)
+    for one in handlers:
+        if one.dials is not None:
+            topics[one.dials].append(one.topic)
+    stand: dict[str, Dials] = {}
+    for ask, asked in topics.items():
+        stand.update(ask(connection, asked))
+    return [one.turned(stand[one.topic]) if one.topic in stand else one for one in handlers]
 
 
 class LimitReached(Exception):  # noqa: N818 - named as a fact; it never leaves the worker
@@ -148,15 +169,56 @@ def put(
     if job_id is None:
         _tell_who_holds(connection, key)
         return None
+    _tell_of_put(job_id, row.topic)
+    wake(connection, [row.topic])
+    return job_id
+
+
+def _tell_of_put(job_id: int, topic: str) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug(
             "job=%s topic=%s attempt=0 put",
             job_id,
-            row.topic,
-            extra={"job": job_id, "topic": row.topic, "attempt": 0},
+            topic,
+            extra={"job": job_id, "topic": topic, "attempt": 0},
         )
-    wake(connection, [row.topic])
-    return job_id
+
+
+def enqueue(connection: BaseDatabaseWrapper, row: Row, kept: KeptColumns, *, due: Due) -> str:
+    """Add a job that will be kept, in the connection's transaction; return its uid.
+
+    While a job of the same topic, owner and key waits or runs, return the uid of that one
+    and add nothing. A failed one gives its key up; and where any other job holds it, as
+    only a key made by hand can bring about, this one is added without.
+    """
+    while True:
+        job_id = database_of(connection).insert_kept(connection, row, kept, due)
+        if job_id is not None:
+            _tell_of_put(job_id, row.topic)
+            wake(connection, [row.topic])
+            return kept.uid
+        holder = _holder_of(connection, row.key)
+        if holder is None:
+            continue  # it has ended since
+        if holder.failed:
+            Job.objects.using(connection.alias).filter(pk=holder.pk, failed=True).update(key=None)
+        elif (holder.topic, holder.owner_kind, holder.owner_id) != (
+            row.topic,
+            kept.owner_kind,
+            kept.owner_id,
+        ):
+            row = msgspec.structs.replace(row, key=None)
+        elif holder.uid is None:  # put by SQL
+            unnamed = Job.objects.using(connection.alias).filter(pk=holder.pk, uid=None)
+            unnamed.update(uid=kept.uid)
+        else:
+            return str(holder.uid)
+
+
+def _holder_of(connection: BaseDatabaseWrapper, key: str | None) -> Job | None:
+    columns = ("topic", "failed", "owner_kind", "owner_id", "uid")
+    rows = Job.objects.using(connection.alias).filter(key=key, due__isnull=False)
+    return rows.only(*columns).first()
 
 
 def put_alone(
@@ -265,9 +327,9 @@ def _notify(connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
         database_of(connection).notify(connection, stale)
 
 
-def wake(connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
+def wake(connection: BaseDatabaseWrapper, topics: Collection[str]) -> None:
     """Wake idle workers once the connection's transaction has committed."""
-    if not database_of(connection).sends_wakeups:
+    if not topics or not database_of(connection).sends_wakeups:
         return
     if not (connection.in_atomic_block or connection.get_autocommit()):
         return  # nobody will tell of the commit; polling finds the job
@@ -371,6 +433,9 @@ def _claim(
         Claim(job_id, token, handler, payload, key, attempt, created_at, suspect, ends)
         for job_id, payload, key, attempt, created_at, suspect in claimed.rows
     ]
+    for one in claims[:1]:
+        if one.suspect and claimed.mark in ("lost", "late"):
+            one.last_end = cast(LastEnd, claimed.mark)
     if claimed.uids:
         for one in claims:
             one.uid = claimed.uids[one.job_id]
@@ -682,6 +747,22 @@ def _failure_row(one: Failure) -> tuple[Any, ...]:
     return (*one.claim.held, *texts, keep, key_goes, *_progress_of(one.claim))
 
 
+def tell_outcomes(
+    connection: BaseDatabaseWrapper, ended: Iterable[tuple[Handler, int]]
+) -> list[str]:
+    """Call the handlers' `at_outcome` for jobs that have ended; put what they return.
+
+    In the transaction that stores these ends. Returns the topics to wake after it.
+    """
+    topics = []
+    for handler, job_id in ended:
+        row = None if handler.at_outcome is None else handler.at_outcome(connection, job_id)
+        if row is not None:
+            database_of(connection).insert(connection, row, None)
+            topics.append(row.topic)
+    return topics
+
+
 class Left(Held, Protocol):
     """A run that its process has left behind."""
 
@@ -691,7 +772,7 @@ class Left(Held, Protocol):
     @property
     def is_last_attempt(self) -> bool: ...
 
-    # Whether its final failure is left to a worker: then this is not its last attempt.
+    # Whether its final failure is left to a worker.
     @property
     def is_for_a_worker(self) -> bool: ...
 
@@ -699,27 +780,40 @@ class Left(Held, Protocol):
 def charge_timeouts(connection: BaseDatabaseWrapper, runs: Sequence[Left]) -> set[int]:
     """Record runs that their timeout could not end: failed attempts."""
     error = "JobTimeout: it took longer than its timeout, and could not be interrupted"
-    last = [_left(run, error, JobTimeout, "timeout") for run in runs if run.is_last_attempt]
-    unfinished = [run for run in runs if not run.is_last_attempt]
-    others = [_left(r, error, JobTimeout, "timeout") for r in unfinished if not r.is_for_a_worker]
-    for_workers = [(run, error) for run in unfinished if run.is_for_a_worker]
-    charged = fail(connection, last) if last else set()
-    charged |= retry(connection, others) if others else set()
-    return charged | (expire(connection, for_workers) if for_workers else set())
+    return (
+        fail(connection, _left(filter(_fails, runs), error, JobTimeout, "timeout"))
+        | retry(connection, _left(filter(_goes_on, runs), error, JobTimeout))
+        | expire(connection, _left(filter(_fails_later, runs), error, JobTimeout), "late")
+    )
 
 
 def charge_deaths(connection: BaseDatabaseWrapper, runs: Sequence[Left], cause: str) -> set[int]:
     """Record runs whose worker died: the attempt counts, and the next one can start now."""
     error = f"WorkerLost: {cause}"
-    last = [_left(run, error, WorkerLost, "lost") for run in runs if run.is_last_attempt]
-    others = [(run, error) for run in runs if not run.is_last_attempt]
-    failed = fail(connection, last) if last else set()
-    return failed | expire(connection, others) if others else failed
+    others = [run for run in runs if not _fails(run)]
+    return fail(connection, _left(filter(_fails, runs), error, WorkerLost, "lost")) | expire(
+        connection, _left(others, error, WorkerLost), "lost"
+    )
 
 
-def _left(run: Left, error: str, kind: type[BaseException], reason: str) -> Failure:
+def _goes_on(run: Left) -> bool:
+    return not run.is_last_attempt
+
+
+def _fails(run: Left) -> bool:
+    return run.is_last_attempt and not run.is_for_a_worker
+
+
+def _fails_later(run: Left) -> bool:
+    """Tell whether a worker has to fail the job: it claims it, and finds no attempt left."""
+    return run.is_last_attempt and run.is_for_a_worker
+
+
+def _left(
+    runs: Iterable[Left], error: str, kind: type[BaseException], reason: str = ""
+) -> list[Failure]:
     exception = f"{kind.__module__}.{kind.__qualname__}"
-    return Failure(run, error, "", exception, reason, pause=run.pause)
+    return [Failure(run, error, "", exception, reason, pause=run.pause) for run in runs]
 
 
 def snooze(connection: BaseDatabaseWrapper, naps: Sequence[tuple[Claim, float]]) -> set[int]:
@@ -736,17 +830,21 @@ def snooze(connection: BaseDatabaseWrapper, naps: Sequence[tuple[Claim, float]])
     )
 
 
-def expire(connection: BaseDatabaseWrapper, losses: Sequence[tuple[Held, str]]) -> set[int]:
-    """End the leases of a dead worker's jobs now: (claim, error). They are suspects then.
+def expire(
+    connection: BaseDatabaseWrapper, losses: Sequence[Failure], mark: LastEnd = "lost"
+) -> set[int]:
+    """End the leases of a dead worker's jobs now. They are suspects then.
 
-    As in `leave`, nobody has the token that stays behind, and it tells so.
+    As in `leave`, nobody has the token that stays behind, and its mark tells so.
     """
-    return database_of(connection).update_held(
+    database = database_of(connection)
+    return database.update_held(
         connection,
-        f"worker = worker || '/lost', lease_until = {database_of(connection).now}, "
-        "error = held.error, traceback = ''",
-        {"error": "text"},
-        [(*claim.held, error) for claim, error in losses],
+        f"worker = worker || '/{mark}', lease_until = {database.now}, "
+        "error = held.error, traceback = '', "
+        f"attempt_log = {database.logged('held.exception', repr(''))}",
+        {"error": "text", "exception": "text"},
+        [(*loss.claim.held, loss.error, loss.exception) for loss in losses],
         flush=True,
     )
 
@@ -819,16 +917,32 @@ def clean_up(handler: Handler, row: Job) -> bool:
     try:
         Context().run(handler.cleanup, row)
     except BaseException as error:  # as around a handler: nothing it raises is about us
-        logger.error(
-            "job=%s topic=%s attempt=%s cleanup failed",
-            row.pk,
-            row.topic,
-            row.attempts,
-            exc_info=error,
-            extra={"job": row.pk, "topic": row.topic, "attempt": row.attempts},
-        )
+        _tell_of_fault(row, "cleanup failed", error)
         return False
     return True
+
+
+def explain(handler: Handler, row: Job, error: BaseException) -> str:
+    """Return what a handler has to say to the owner of a job that fails; empty if nothing."""
+    if handler.explain is None:
+        return ""
+    try:
+        return storable(Context().run(handler.explain, row, error), characters=2_000)
+    except BaseException as raised:  # as around a handler
+        _tell_of_fault(row, "explain failed", raised)
+        return ""
+
+
+def _tell_of_fault(row: Job, words: str, error: BaseException) -> None:
+    logger.error(
+        "job=%s topic=%s attempt=%s %s",
+        row.pk,
+        row.topic,
+        row.attempts,
+        words,
+        exc_info=error,
+        extra={"job": row.pk, "topic": row.topic, "attempt": row.attempts},
+    )
 
 
 _EXPIRED = "expires_at <= {now} AND (failed OR due IS NULL)"
@@ -989,6 +1103,8 @@ def cancel(alias: str, job_id: int) -> bool:
     handler = registry.of_topic(topic)
     if handler is not None and not handler.cancellable:
         return False
+    if handler is not None:
+        (handler,) = present(connection, [handler])
     expires = handler.keep if handler is not None and handler.failed_expires else None
     expires_at = "NULL" if expires is None else database_of(connection).after(str(expires))
     statement = _sql(
@@ -1002,17 +1118,21 @@ def cancel(alias: str, job_id: int) -> bool:
             cursor.execute(statement, [job_id])
             changed = cursor.fetchone()
         has_failed = changed is not None and bool(changed[0])
-        if has_failed and handler is not None and handler.at_outcome is not None:
-            handler.at_outcome(connection, job_id)
-    if has_failed and handler is not None and handler.cleanup is not None:
-        transaction.on_commit(lambda: _clean_up_cancelled(alias, handler, job_id), using=alias)
+        if has_failed and handler is not None:
+            _see_off_cancelled(alias, handler, job_id)
+            wake(connection, tell_outcomes(connection, [(handler, job_id)]))
     return changed is not None
 
 
-def _clean_up_cancelled(alias: str, handler: Handler, job_id: int) -> None:
-    row = Job.objects.using(alias).filter(pk=job_id).first()
-    if row is not None:
-        clean_up(handler, row)
+def _see_off_cancelled(alias: str, handler: Handler, job_id: int) -> None:
+    """Tell its owner of a job that was cancelled while it waited; clean it up after the commit."""
+    if not handler.sees_off:
+        return
+    rows = Job.objects.using(alias).filter(pk=job_id)
+    row = rows.get()
+    if handler.explain is not None:
+        rows.update(message=Context().run(handler.explain, row, Cancelled()))
+    transaction.on_commit(lambda: clean_up(handler, row) and None, using=alias)
 
 
 def discard(alias: str, job_ids: Iterable[int]) -> set[int]:

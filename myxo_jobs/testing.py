@@ -21,12 +21,13 @@ from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
 from myxo_jobs.queue import Claim, Tokens
 from myxo_jobs.worker.running import (
+    FINAL_FAILURES,
     Outcome,
     Surroundings,
-    clean_up_after,
     outcome_of,
     run,
     run_async,
+    see_off,
 )
 from myxo_jobs.worker.settling import STORES
 
@@ -111,7 +112,8 @@ def _claim_next(
     if delayed:
         Job.objects.using(connection.alias).filter(pk=row["pk"], due__gt=Now()).update(due=Now())
     # Atomic or not, here every handler has a savepoint of the caller's transaction.
-    handler = msgspec.structs.replace(served[row["topic"]], atomic=False)
+    (handler,) = queue.present(connection, [served[row["topic"]]])
+    handler = msgspec.structs.replace(handler, atomic=False, limit=None)
     claims = queue.claim(connection, handler, 1, token=token, on_suspect="skip", joined=True)
     return claims[0] if claims else None
 
@@ -138,5 +140,6 @@ def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:
     except DatabaseError as error:
         # The handler went on after a failed statement: its savepoint cannot be kept.
         outcome = outcome_of(claim, error)
-    clean_up_after(outcome, around)
+    if outcome.verb in FINAL_FAILURES:
+        see_off(outcome, connection.alias)
     return outcome

@@ -154,7 +154,7 @@ def test_a_claim_that_stops_before_suspects_takes_one_whose_worker_is_known_to_b
     job = make_job("receipts")
     make_job("receipts")
     (claim,) = claim_some("receipts", 1, lease=30)
-    queue.expire(connection, [(claim, "WorkerLost: killed")])
+    queue.expire(connection, [queue.Failure(claim, "WorkerLost: killed", "")])
 
     (again,) = claim_some("receipts", 5, on_suspect="stop")
     assert (again.job_id, again.suspect, again.attempt) == (job.pk, True, 2)

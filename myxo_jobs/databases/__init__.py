@@ -8,13 +8,22 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from myxo_jobs.databases.base import Database, Due, Listener, OnSuspect, Row, ValueType
+from myxo_jobs.databases.base import (
+    Database,
+    Due,
+    KeptColumns,
+    Listener,
+    OnSuspect,
+    Row,
+    ValueType,
+)
 from myxo_jobs.databases.floors import Floors
 
 __all__ = [
     "Database",
     "Due",
     "Floors",
+    "KeptColumns",
     "Listener",
     "OnSuspect",
     "Row",

@@ -45,6 +45,9 @@ EMPTIED = ", ".join(
 # The first and the last 19 attempts stay in the log of a job.
 LOGGED_ATTEMPTS = 20
 
+# What an insert writes into the row of a job that will be kept.
+KEPT_NAMES = ("uid", "owner_kind", "owner_id", "preferred_name", "language", "time_zone")
+
 # What a put does where its key is there. The conflict is named, so that only the key
 # can be the reason for no row; SQLite knows the index by its condition, in the order in
 # which Django wrote it.
@@ -65,6 +68,17 @@ class Row(msgspec.Struct, frozen=True):
     priority: int
 
 
+class KeptColumns(msgspec.Struct, frozen=True):
+    """What a put writes into the row of a kept job besides."""
+
+    uid: str
+    owner_kind: str | None = None
+    owner_id: str | None = None
+    preferred_name: str | None = None
+    language: str | None = None
+    time_zone: str | None = None
+
+
 class Claimed(msgspec.Struct, frozen=True):
     """What a claim took, and where the next one may begin."""
 
@@ -73,6 +87,8 @@ class Claimed(msgspec.Struct, frozen=True):
     floors: Sequence[Floor]
     #: The uid of each, by id, where they were asked for.
     uids: Mapping[int, str] = {}
+    #: Of the suspect, if one was claimed: what stood behind the slash of its last token.
+    mark: str = ""
 
 
 class Listener(ABC):
@@ -167,6 +183,12 @@ class Database(ABC):
         With `again` a waiting job of the key and topic takes the payload, and a claimed
         one keeps it in its column `again`; both return their id.
         """
+
+    @abstractmethod
+    def insert_kept(
+        self, connection: BaseDatabaseWrapper, row: Row, kept: KeptColumns, due: Due
+    ) -> int | None:
+        """Insert a job with its columns as a kept one; as `insert` otherwise."""
 
     @abstractmethod
     def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import Any, get_args
 
+import msgspec
 import psycopg
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,11 +24,13 @@ from psycopg.pq import TransactionStatus
 from myxo_jobs.databases.base import (
     EMPTIED,
     KEEP_THAT,
+    KEPT_NAMES,
     LOGGED_ATTEMPTS,
     RUN_THAT_AGAIN,
     Claimed,
     Database,
     Due,
+    KeptColumns,
     Listener,
     OnSuspect,
     Row,
@@ -90,7 +93,7 @@ CLAIM = f"""
 WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (
     SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect,
-        strpos(job.worker, '/') > 0 AS bereft
+        split_part(job.worker, '/', 2) AS mark
     FROM level CROSS JOIN LATERAL (
         SELECT id, due, lease_until, worker FROM myxo_jobs
         WHERE topic = %(topic)s AND priority = level.priority AND due >= level.floor
@@ -100,7 +103,7 @@ free AS MATERIALIZED (
     LIMIT %(limit)s
 ),
 placed AS (
-    SELECT id, suspect, bereft, row_number() OVER () AS place, {{suspects}} AS suspects FROM free
+    SELECT id, suspect, mark, row_number() OVER () AS place, {{suspects}} AS suspects FROM free
 ),
 -- A suspect is claimed alone: the first in line, or everything before it.
 taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1 AND {{takes_first}})
@@ -119,6 +122,7 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
             'line', (SELECT json_agg(id ORDER BY place) FROM taken),
             'epoch', {EPOCH},
             'suspect', (SELECT suspect FROM taken WHERE place = 1),
+            'mark', (SELECT mark FROM taken WHERE place = 1),
             'floors', (
                 SELECT json_agg(json_build_array(priority, due))
                 FROM (SELECT priority, min(due) AS due FROM free GROUP BY priority) AS first
@@ -138,7 +142,7 @@ CLAIMS = {
         suspects="0"
         if on_suspect == "skip"
         else "count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING)",
-        takes_first="bereft" if on_suspect == "stop" else "true",
+        takes_first="mark <> ''" if on_suspect == "stop" else "true",
         key="job.key" if told else "NULL",
         created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
         kept=KEPT if kept else "",
@@ -215,6 +219,10 @@ DUE_AT = "%s::timestamptz"
 INSERT_NOW = INSERT.format(due="statement_timestamp()")
 INSERT_AFTER = INSERT.format(due=DUE_AFTER)
 INSERT_AT = INSERT.format(due=DUE_AT)
+INSERT_KEPT = f"""
+INSERT INTO myxo_jobs (topic, payload, key, priority, {", ".join(KEPT_NAMES)}, due)
+VALUES (%s, %s, %s, %s, %s::uuid, %s, %s, %s, %s, %s, {{due}}) {KEEP_THAT} RETURNING id
+"""
 INSERT_MANY = """
 INSERT INTO myxo_jobs (topic, payload, key, priority, due)
 SELECT topic, payload, key, priority, {due}
@@ -402,11 +410,18 @@ class PostgreSQL(Database):
             inserted = cursor.fetchone()
         return inserted[0] if inserted else None
 
+    def insert_kept(
+        self, connection: BaseDatabaseWrapper, row: Row, kept: KeptColumns, due: Due
+    ) -> int | None:
+        moment, values = _moment(due)
+        columns = [*msgspec.structs.astuple(row), *msgspec.structs.astuple(kept), *values]
+        with connection.cursor() as cursor:
+            cursor.execute(INSERT_KEPT.format(due=moment), columns)
+            inserted = cursor.fetchone()
+        return inserted[0] if inserted else None
+
     def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
-        values: list[Any] = [] if due is None else [due]
-        moment = self.now
-        if due is not None:
-            moment = DUE_AFTER if isinstance(due, float) else DUE_AT
+        moment, values = _moment(due)
         statement = INSERT_MANY.format(due=moment) + KEEP_THAT
         inserted = 0
         with connection.cursor() as cursor:
@@ -481,7 +496,7 @@ class PostgreSQL(Database):
         suspect = about["suspect"]
         claimed = [(*rows[job_id][:5], suspect) for job_id in about["line"]]
         given = {} if uids is None else {job_id: row[6] for job_id, row in rows.items()}
-        return Claimed(claimed, about["floors"], given)
+        return Claimed(claimed, about["floors"], given, about["mark"])
 
     @contextmanager
     def one_claim_at_once(self, connection: BaseDatabaseWrapper, topic: str) -> Iterator[None]:
@@ -587,6 +602,13 @@ def _can_be_read(descriptor: int) -> bool:
     poll = select.poll()  # select() refuses descriptors above 1023
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _moment(due: Due) -> tuple[str, list[Any]]:
+    """Return the SQL of when a job is due, and its values."""
+    if due is None:
+        return "statement_timestamp()", []
+    return (DUE_AFTER if isinstance(due, float) else DUE_AT), [due]
 
 
 def _iso(moment: str) -> str:

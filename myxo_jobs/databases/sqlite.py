@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+import msgspec
 from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from myxo_jobs.databases.base import (
     EMPTIED,
     KEEP_THAT,
+    KEPT_NAMES,
     LOGGED_ATTEMPTS,
     RUN_THAT_AGAIN,
     Claimed,
     Database,
     Due,
+    KeptColumns,
     Listener,
     OnSuspect,
     Row,
@@ -62,7 +65,8 @@ ORDER BY priority DESC LIMIT 1
 # `created_at` as the text it is: Django's converter would drop that it is UTC.
 FREE = f"""
 SELECT id, coalesce(again, payload), key, CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
-    created_at || '', lease_until IS NOT NULL, due || '', instr(worker, '/') > 0, uid
+    created_at || '', lease_until IS NOT NULL, due || '',
+    CASE WHEN instr(worker, '/') THEN substr(worker, instr(worker, '/') + 1) ELSE '' END, uid
 FROM myxo_jobs
 WHERE topic = ? AND priority = ? AND due >= ? AND {WAITING} AND due <= {NOW}
     AND (lease_until IS NULL OR lease_until <= ?)
@@ -204,6 +208,20 @@ class SQLite(Database):
             inserted = cursor.fetchall()
         return inserted[0][0] if inserted else None
 
+    def insert_kept(
+        self, connection: BaseDatabaseWrapper, row: Row, kept: KeptColumns, due: Due
+    ) -> int | None:
+        statement, moment = _insert(due)
+        names, places = ", ".join(KEPT_NAMES), ", ".join(["%s"] * len(KEPT_NAMES))
+        statement = statement.replace("(topic", f"({names}, topic")
+        statement = statement.replace("VALUES (", f"VALUES ({places}, ")
+        uid, *others = msgspec.structs.astuple(kept)
+        values = [UUID(uid).hex, *others, *msgspec.structs.astuple(row), moment]
+        with connection.cursor() as cursor:
+            cursor.execute(f"{statement} {KEEP_THAT} RETURNING id", values)
+            inserted = cursor.fetchall()
+        return inserted[0][0] if inserted else None
+
     def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
         statement, moment = _insert(due)
         with connection.cursor() as cursor:
@@ -277,7 +295,8 @@ class SQLite(Database):
             if free and not taken:
                 raw.execute(TOUCH, (free[0][0],))
         names = {job_id: str(UUID(uid)) for job_id, uid in given.items()}
-        return Claimed([row[:6] for row in taken], seen, names)
+        mark = taken[0][7] if taken else ""
+        return Claimed([row[:6] for row in taken], seen, names, mark)
 
     def one_claim_at_once(
         self, connection: BaseDatabaseWrapper, topic: str
@@ -397,7 +416,7 @@ def _up_to_a_suspect(rows: list[Any], *, takes_any: bool) -> list[Any]:
     """
     for place, row in enumerate(rows):
         if row[5]:
-            return rows[: place or (takes_any or row[7])]
+            return rows[: place or (takes_any or row[7] != "")]
     return rows
 
 

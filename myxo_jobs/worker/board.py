@@ -20,9 +20,6 @@ from myxo_jobs.queue import Claim
 PLACES = 16_384
 PREFIX_BYTES = 64
 
-# In the place of the attempts that there may be: which is the last is a worker's to tell.
-FOR_A_WORKER = 2**62
-
 FREE, CLAIMED, CLAIMED_SUSPECT, STARTED, INTERRUPTED = 0, 1, 2, 3, 4
 CLAIMING, HAS_STARTED, HAS_ENDED, SUSPECTS_FOLLOW = 0, 1, 2, 3
 
@@ -37,6 +34,7 @@ class Entry(msgspec.Struct, frozen=True):
     suspect: bool  # if it has not started
     attempt: int
     attempts: int  # how many there may be
+    is_for_a_worker: bool  # its final failure
     pause: float  # before the next attempt, if this one fails
     lease: float
     lease_ends: float
@@ -51,16 +49,12 @@ class Entry(msgspec.Struct, frozen=True):
     def is_last_attempt(self) -> bool:
         return self.attempt >= self.attempts
 
-    @property
-    def is_for_a_worker(self) -> bool:
-        return self.attempts == FOR_A_WORKER
-
 
 class Board:
     """The shared memory of one worker process. Make it before the fork."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, PREFIX_BYTES + PLACES * (8 * 8 + 1) + 64)
+        self._memory = mmap.mmap(-1, PREFIX_BYTES + PLACES * (8 * 8 + 2) + 64)
         view = memoryview(self._memory)
         self._prefix = view[:PREFIX_BYTES]
         start = PREFIX_BYTES
@@ -80,6 +74,7 @@ class Board:
         self._pauses = column("d", 8)
         self._overdue_at = column("d", 8)
         self._states = column("B", 1)
+        self._for_workers = column("B", 1)
         self._flags = view[start : start + 4]
         self._free: list[int] = list(range(PLACES - 1, -1, -1))
         self._places: dict[Claim, int] = {}
@@ -107,8 +102,8 @@ class Board:
             self._ids[place] = claim.job_id
             self._numbers[place] = int(claim.token.rpartition(".")[2])
             self._attempt[place] = claim.attempt
-            left_to_workers = claim.handler.failure_needs_a_worker
-            self._attempts[place] = FOR_A_WORKER if left_to_workers else claim.handler.attempts
+            self._attempts[place] = claim.handler.attempts
+            self._for_workers[place] = claim.handler.failure_needs_a_worker
             self._pauses[place] = claim.handler.pause_after(claim.attempt)
             self._leases[place] = claim.handler.lease
             self._lease_ends[place] = claim.lease_ends
@@ -188,6 +183,7 @@ class Board:
                 suspect=state == CLAIMED_SUSPECT,
                 attempt=self._attempt[place],
                 attempts=self._attempts[place],
+                is_for_a_worker=bool(self._for_workers[place]),
                 pause=self._pauses[place],
                 lease=self._leases[place],
                 lease_ends=self._lease_ends[place],

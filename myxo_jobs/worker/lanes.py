@@ -59,7 +59,7 @@ class Lane:
         A suspect is claimed only into a free slot, and a topic with jobs ahead has none.
         So now and then none is claimed ahead, if `suspects` may be taken at all.
         """
-        if now < self.claims_after:
+        if now < self.claims_after or self.is_paused:
             return 0
         is_time_to_ask = suspects and now - self.suspects_asked_at > ASK_FOR_SUSPECTS_SECONDS
         ahead = 0 if is_time_to_ask else self._ahead()
@@ -67,6 +67,17 @@ class Lane:
         if self.in_hand >= self.size and self.slots.waiting() > self.low:
             return 0
         return max(self.size + ahead - self.in_hand, 0)
+
+    @property
+    def is_paused(self) -> bool:
+        return self.handler.limit == 0
+
+    def turn(self, handler: Handler, size: int) -> None:
+        """Go on with the handler as its dials stand now, and so many slots."""
+        self.handler = handler
+        self.size = size
+        self.slots.resize(size)
+        self.hopeful = True
 
     def has_free_slot(self) -> bool:
         return self.in_hand < self.size

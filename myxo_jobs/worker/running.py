@@ -38,6 +38,10 @@ Verb = Literal[
 ]
 
 
+# Ends after which a job stays for a person, once they are stored.
+FINAL_FAILURES: frozenset[Verb] = frozenset(["fail", "fail_unrun"])
+ENDS = {"lost": "lost", "late": "timeout"}
+
 _NOTHING = nullcontext()
 
 
@@ -89,6 +93,9 @@ def not_to_run(claim: Claim, around: Surroundings, now: float) -> Outcome | None
         # it may be another's now.
         return unstarted(claim)
     if claim.suspect and claim.attempt > claim.handler.attempts:
+        if claim.last_end:
+            # Its error is in the row already.
+            return Outcome(claim, "fail_unrun", reason=ENDS[claim.last_end])
         attempts = claim.handler.attempts
         lost = WorkerLost(
             f"the worker was lost while it ran attempt {attempts} of {attempts}: "
@@ -106,18 +113,30 @@ def not_to_run(claim: Claim, around: Surroundings, now: float) -> Outcome | None
     return None
 
 
-def clean_up_after(outcome: Outcome, around: Surroundings) -> None:
-    """Call the handler's cleanup if its job has failed for good.
+def see_off(outcome: Outcome, alias: str) -> None:
+    """Call what the handler has for a job that fails for good: `explain` and `cleanup`.
 
     Before that is stored, while the claim lasts: what a crash in between leaves out, the
     next claim does.
     """
     claim = outcome.claim
-    if claim.handler.cleanup is None or outcome.verb not in ("fail", "fail_unrun"):
+    handler = claim.handler
+    if outcome.error and not handler.sees_off:
         return
-    row = Job.objects.using(around.alias).filter(pk=claim.job_id, worker=claim.token).first()
-    if row is not None:
-        queue.clean_up(claim.handler, row)
+    row = Job.objects.using(alias).filter(pk=claim.job_id, worker=claim.token).first()
+    if row is None:
+        return
+    outcome.error = outcome.error or row.error
+    outcome.message = outcome.message or queue.explain(handler, row, _error_of(outcome))
+    queue.clean_up(handler, row)
+
+
+def _error_of(outcome: Outcome) -> BaseException:
+    if outcome.reason == "cancelled":
+        return Cancelled()
+    if outcome.raised is not None:
+        return outcome.raised
+    return JobTimeout() if outcome.reason == "timeout" else WorkerLost(outcome.error)
 
 
 def unstarted(claim: Claim) -> Outcome:
@@ -268,14 +287,19 @@ def outcome_of(claim: Claim, raised: BaseException) -> Outcome:
     return outcome
 
 
-def end_as_cancelled(outcome: Outcome) -> None:
-    """Make an outcome that leaves its job to be run again a failure: it was cancelled."""
+def end_as_cancelled(outcome: Outcome) -> bool:
+    """Make an outcome that leaves its job to be run again a failure: it was cancelled.
+
+    Tells whether it has become one.
+    """
     if outcome.verb in ("complete", "keep", "none"):
-        return  # it is done all the same
+        return False  # it is done all the same
+    was_final = outcome.verb in FINAL_FAILURES
     outcome.verb = "fail"
     outcome.reason, outcome.message = "cancelled", ""
     outcome.error = outcome.error or "Cancelled"
     outcome.exception = outcome.exception or path_of(Cancelled())
+    return not was_final
 
 
 def _outcome_of(claim: Claim, raised: BaseException) -> Outcome:
@@ -329,8 +353,8 @@ def _run_atomic(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) 
                 queue.keep_joined(connection, claim, outcome.result)
             else:
                 queue.complete_joined(connection, claim)
-            if claim.handler.at_outcome is not None:
-                claim.handler.at_outcome(connection, claim.job_id)
+            told = queue.tell_outcomes(connection, [(claim.handler, claim.job_id)])
+            queue.wake(connection, told)
 
     try:
         Context().run(in_context)

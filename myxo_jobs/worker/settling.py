@@ -68,10 +68,10 @@ def _telling(store: Store) -> Store:
             return store(connection, outcomes)
         with database_of(connection).one_transaction(connection):
             stored = store(connection, outcomes)
-            for outcome in outcomes:
-                tell = outcome.claim.handler.at_outcome
-                if tell is not None and outcome.claim.job_id in stored:
-                    tell(connection, outcome.claim.job_id)
+            claims = [outcome.claim for outcome in outcomes]
+            ended = [(one.handler, one.job_id) for one in claims if one.job_id in stored]
+            topics = queue.tell_outcomes(connection, ended)
+        queue.wake(connection, topics)
         return stored
 
     return store_and_tell
@@ -105,11 +105,16 @@ STORES: dict[Verb, Store] = {
 class Settling:
     """Outcomes until they are stored, or their claim is lost.
 
-    `release` is told of each claim that needs no renewal any more.
+    `release` is told of each claim that needs no renewal any more; `see_off` gets each
+    outcome that became a final failure here, and it comes back by `add`.
     """
 
-    def __init__(self, release: Callable[[Claim], None]) -> None:
+    def __init__(
+        self, release: Callable[[Claim], None], see_off: Callable[[Outcome], None]
+    ) -> None:
         self._release = release
+        self._see_off = see_off
+        self._leaving: set[Outcome] = set()
         self._outcomes: list[Outcome] = []
         self._locked: list[Outcome] = []
         self._locked_until = 0.0
@@ -117,6 +122,7 @@ class Settling:
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
+            self._leaving.discard(outcome)
             if outcome.verb == "none":
                 self._release(outcome.claim)
             else:
@@ -124,10 +130,10 @@ class Settling:
 
     def claims(self) -> set[Claim]:
         """Return the claims whose outcomes are not stored yet."""
-        return {outcome.claim for outcome in (*self._outcomes, *self._locked)}
+        return {outcome.claim for outcome in (*self._outcomes, *self._locked, *self._leaving)}
 
     def is_empty(self) -> bool:
-        return not self._outcomes and not self._locked
+        return not self._outcomes and not self._locked and not self._leaving
 
     def wait(self) -> float | None:
         """Return in how many seconds there is something to store, None if there is nothing."""
@@ -146,9 +152,12 @@ class Settling:
             self._locked = []
         by_verb: defaultdict[Verb, list[Outcome]] = defaultdict(list)
         for outcome in self._outcomes:
-            if outcome.claim.cancelled:
-                end_as_cancelled(outcome)
-            by_verb[outcome.verb].append(outcome)
+            has_failed = outcome.claim.cancelled and end_as_cancelled(outcome)
+            if has_failed and outcome.claim.handler.sees_off:
+                self._leaving.add(outcome)
+                self._see_off(outcome)
+            else:
+                by_verb[outcome.verb].append(outcome)
         self._outcomes = []
         batches = [
             outcomes[start : start + self._batch]

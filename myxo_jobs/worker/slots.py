@@ -18,12 +18,13 @@ from myxo_jobs.handlers import Handler
 from myxo_jobs.queue import Claim
 from myxo_jobs.worker.connections import HandlerConnections
 from myxo_jobs.worker.running import (
+    FINAL_FAILURES,
     Outcome,
     Surroundings,
-    clean_up_after,
     not_to_run,
     run,
     run_async,
+    see_off,
     unstarted,
 )
 
@@ -47,6 +48,10 @@ class Slots(ABC):
 
         `in_hand`: how many have not ended, with these.
         """
+
+    @abstractmethod
+    def resize(self, size: int) -> None:
+        """Run so many jobs at once from now on; those that run go on."""
 
     @abstractmethod
     def waiting(self) -> int:
@@ -99,6 +104,9 @@ class ThreadSlots(Slots):
             self._threads.append(thread)
         return bool(self._threads)
 
+    def resize(self, size: int) -> None:
+        self._size = size  # threads beyond it wait; a lane claims no more than so many
+
     def waiting(self) -> int:
         return self._claims.qsize()
 
@@ -143,8 +151,8 @@ class ThreadSlots(Slots):
             with self._around.process:
                 outcome = run(claim, self._around)
             outcome.seconds = time.monotonic() - started
-        if claim.handler.cleanup is not None:
-            clean_up_after(outcome, self._around)
+        if outcome.verb in FINAL_FAILURES:
+            see_off(outcome, self._around.alias)
         if outcome.seconds is not None:
             # Before anybody hears of the outcome: what the job left open may hold locks.
             connections.tidy()
@@ -251,6 +259,9 @@ class AsyncSlots(Slots):
         self._events.loop.call_soon_threadsafe(self._fill)
         return True
 
+    def resize(self, size: int) -> None:
+        self._size = size
+
     def waiting(self) -> int:
         return len(self._claims)
 
@@ -294,8 +305,8 @@ class AsyncSlots(Slots):
             with self._around.process:
                 outcome = await run_async(claim, self._around)
             outcome.seconds = time.monotonic() - started
-        if claim.handler.cleanup is not None:
-            await sync_to_async(clean_up_after)(outcome, self._around)
+        if outcome.verb in FINAL_FAILURES:
+            await sync_to_async(see_off)(outcome, self._around.alias)
         await self._events.leave()
         self._finish(outcome)
 

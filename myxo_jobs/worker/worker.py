@@ -20,11 +20,12 @@ from myxo_jobs.databases import OnSuspect, database_of
 from myxo_jobs.handlers import Handler, registry
 from myxo_jobs.queue import Claim, Tokens
 from myxo_jobs.worker.board import Board
+from myxo_jobs.worker.connections import HandlerConnections
 from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
 from myxo_jobs.worker.limits import TimeLimits, rss_mib
 from myxo_jobs.worker.process import Leftovers, ProcessState
-from myxo_jobs.worker.running import Outcome, Surroundings, unstarted
+from myxo_jobs.worker.running import Outcome, Surroundings, see_off, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
 from myxo_jobs.worker.suspects import Suspects, Writes
@@ -43,6 +44,8 @@ OUTAGE_LOG_SECONDS = 10.0
 # A topic whose claim the database refuses for its own sake is tried again after so long.
 BROKEN_LANE_SECONDS = 10.0
 RSS_EVERY_SECONDS = 1.0
+# How often the dials of handlers that have some are read.
+DIALS_EVERY_SECONDS = 2.0
 # How often the database is asked whether it needs a person, and how long a person has.
 COMPLAINT_EVERY_SECONDS = 5.0
 COMPLAINT_TOLD_SECONDS = 600.0
@@ -107,6 +110,9 @@ class Worker:
         self._max_rss = max_rss
         self._ended_jobs = 0
         self._complaint_after = 0.0
+        self._workers = workers
+        has_dials = any(handler.dials is not None for handler in self.handlers)
+        self._dials_after = 0.0 if has_dials else math.inf
         self._rss_checked = 0.0
         self._board = board
         self._database = database_of(self.alias)
@@ -116,7 +122,8 @@ class Worker:
         self._ended: deque[Outcome] = deque()
         self._last_settled = 0.0
         self._keeper = LeaseKeeper(self.alias, shortest_lease, board)
-        self._settling = Settling(self._keeper.release)
+        self._settling = Settling(self._keeper.release, self._see_off)
+        self._seen_off: deque[Outcome] = deque()
         self._waking = Waking(self.alias, self._on_wake)
         self._events = EventLoop()
         self._sweeper = Sweeper(self.alias, self.handlers, self._tokens.next, tidies=self.tidies)
@@ -229,7 +236,8 @@ class Worker:
         if self._stopping or self.worn:
             return True
         idle = not any(
-            lane.in_hand or lane.hopeful or lane.floors.in_doubt for lane in self._lanes.values()
+            lane.in_hand or (not lane.is_paused and (lane.hopeful or lane.floors.in_doubt))
+            for lane in self._lanes.values()
         )
         return (
             self.drain
@@ -250,6 +258,7 @@ class Worker:
                 self._leftovers.look(self._keeper.held)
             self._pass_on_complaint()
             self._return_late()
+            self._turn_dials()
             self._look()
             self._claim()
         except (DatabaseError, InterfaceError) as error:
@@ -263,7 +272,7 @@ class Worker:
         if self._stopping or self.worn:
             return 0.0  # told since the turn began, and the wake-up was cleared then
         now = time.monotonic()
-        moments = [self._next_look]
+        moments = [self._next_look, self._dials_after]
         moments += [moment for moment in self._suspects_follow_at() if moment > now]
         for lane in self._lanes.values():
             if lane.hopeful and self._room(lane, now):
@@ -287,6 +296,8 @@ class Worker:
         self._last_settled = time.monotonic()
 
     def _take_in(self) -> None:
+        while self._seen_off:
+            self._settling.add([self._seen_off.popleft()])
         by_topic: defaultdict[str, list[Outcome]] = defaultdict(list)
         while self._ended:
             outcome = self._ended.popleft()
@@ -332,6 +343,33 @@ class Worker:
         if complaint:
             self._complaint_after = now + COMPLAINT_TOLD_SECONDS
             logger.warning("worker=%s warns of the database: %s", self._tokens.prefix, complaint)
+
+    def _turn_dials(self) -> None:
+        """Let what may be changed of handlers while they are served take effect."""
+        now = time.monotonic()
+        if now < self._dials_after:
+            return
+        self._dials_after = now + DIALS_EVERY_SECONDS
+        before = [lane.handler for lane in self._lanes.values()]
+        try:
+            present = queue.present(self._own(), before)
+        except (OperationalError, InterfaceError):
+            self._dials_after = now
+            raise
+        except DatabaseError:
+            logger.exception("worker=%s cannot read dials, goes on", self._tokens.prefix)
+            return
+        for was, handler in zip(before, present, strict=True):
+            if handler is not was:
+                self._turn_dial(handler)
+
+    def _turn_dial(self, handler: Handler) -> None:
+        size = handler.workers if handler.limit is None else handler.limit
+        self._lanes[handler.topic].turn(handler, self._workers or size)
+        for claim in self._keeper.held():
+            if claim.handler.topic == handler.topic:
+                # Its time to stay counts from its end, and as it is set then.
+                claim.handler = msgspec.structs.replace(claim.handler, keep=handler.keep)
 
     def _return_late(self) -> None:
         for lane in self._lanes.values():
@@ -543,6 +581,31 @@ class Worker:
             lane.slots.waiting() <= lane.low
             or time.monotonic() - self._last_settled > SETTLE_SECONDS
         ):
+            self._wake.set()
+
+    def _see_off(self, outcome: Outcome) -> None:
+        """See off a job that fails since it was cancelled, which its run did not know.
+
+        In a thread of its own, since that is the project's code.
+        """
+        thread = threading.Thread(
+            target=self._see_off_and_return, args=(outcome,), name="myxo_jobs cleanup", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more for this user
+            queue.tell(logging.WARNING, outcome.claim, "is not cleaned up: %s", error)
+            self._seen_off.append(outcome)
+
+    def _see_off_and_return(self, outcome: Outcome) -> None:
+        connections = HandlerConnections()
+        try:
+            see_off(outcome, self.alias)
+        except (DatabaseError, InterfaceError) as error:
+            queue.tell(logging.WARNING, outcome.claim, "is not cleaned up: %s", error)
+        finally:
+            connections.close()
+            self._seen_off.append(outcome)
             self._wake.set()
 
     def _on_start(self, claim: Claim) -> None:

@@ -151,7 +151,7 @@ def _start_afresh(worker: Worker) -> None:
         _TimedOut(
             claim.held,
             claim.handler.pause_after(claim.attempt),
-            claim.attempt >= claim.handler.attempts and not claim.handler.failure_needs_a_worker,
+            claim.attempt >= claim.handler.attempts,
             claim.handler.failure_needs_a_worker,
         )
         for claim in worker.timed_out
