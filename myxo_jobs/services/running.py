@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from asgiref.sync import sync_to_async
 
-from myxo_jobs.errors import ResultInvalid
+from myxo_jobs.errors import GiveUp, ResultInvalid
 from myxo_jobs.handlers import Handler, Run
 from myxo_jobs.payloads import Codec, storable
 from myxo_jobs.services.dials import dials
@@ -113,7 +114,7 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         row = ServiceJob.objects.defer("payload").get(pk=run.id)
         job, files = _running(service, row, payload, run)
         try:
-            with speaking(job):
+            with speaking(job), _spoken_reasons():
                 return checked_result(files, service.process(job))
         except BaseException:  # whatever ends the attempt, its files go with it
             files.remove()
@@ -125,7 +126,7 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         row = await ServiceJob.objects.defer("payload").aget(pk=run.id)
         job, files = _running(service, row, payload, run)
         try:
-            with speaking(job):
+            with speaking(job), _spoken_reasons():
                 return checked_result(files, await service.process(job))
         except BaseException:
             await sync_to_async(files.remove, thread_sensitive=False)()
@@ -140,6 +141,16 @@ def _running(
     files = AttemptFiles(service.kind, job.uid, service.storage_alias)
     job.payload, job._run, job._files = payload, run, files
     return job, files
+
+
+@contextmanager
+def _spoken_reasons() -> Iterator[None]:
+    """Turn a lazy translation that is given up with into text, in the owner's language."""
+    try:
+        yield
+    except GiveUp as given_up:
+        given_up.reason = str(given_up.reason)
+        raise
 
 
 def checked_result(files: AttemptFiles, result: Any) -> Any:
