@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from myxo_jobs.errors import JobTimeout
@@ -66,7 +67,8 @@ class TimeLimits:
         self._grace = grace
         self._watchdog = watchdog and _has_descriptor(sys.stderr)
         self._limits: dict[_Limit, None] = {}
-        self._changed = threading.Event()
+        # Written in C: what interrupts a run that has just begun cannot leave it locked.
+        self._changes: SimpleQueue[None] = SimpleQueue()
         self._stopped = False
         self._has_struck = False
         self._watchdog_at = math.inf
@@ -111,7 +113,7 @@ class TimeLimits:
 
     def stop(self) -> None:
         self._stopped = True
-        self._changed.set()
+        self._changes.put(None)
         if self._thread is not None:
             # Not for ever: an interrupted handler may have left a lock held.
             self._thread.join(1.0)
@@ -127,7 +129,7 @@ class TimeLimits:
                 thread.start()
                 self._thread = thread
         self._limits[limit] = None
-        self._changed.set()
+        self._changes.put(None)
         if limit.deadline + self._grace < self._watchdog_at:
             # Here, since the run may give the other thread no moment to do it.
             self._set_watchdog(limit.deadline + self._grace)
@@ -141,13 +143,19 @@ class TimeLimits:
                 self._set_watchdog(
                     math.inf if next_deadline is None else next_deadline + self._grace
                 )
-                self._changed.wait(None if wait is None else min(wait, LONGEST_WAIT_SECONDS))
-                # After the wait, and before the limits are read: what comes now is seen.
-                self._changed.clear()
+                # Before the limits are read: what comes now is seen.
+                self._wait(None if wait is None else min(wait, LONGEST_WAIT_SECONDS))
                 continue
             for limit in limits:
                 if limit.deadline <= time.monotonic():
                     self._strike(limit)
+
+    def _wait(self, seconds: float | None) -> None:
+        """Wait for a change."""
+        with suppress(Empty):
+            self._changes.get(timeout=seconds)
+            while True:
+                self._changes.get_nowait()
 
     def _strike(self, limit: _Limit) -> None:
         if self._limits.pop(limit, _STRUCK) is _STRUCK:
