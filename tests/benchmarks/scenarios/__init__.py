@@ -9,6 +9,7 @@ from tests.benchmarks.scenarios import (
     load,
     puts,
     resources,
+    zips,
 )
 
-__all__ = ["beside", "claims", "drains", "idle", "latency", "load", "puts", "resources"]
+__all__ = ["beside", "claims", "drains", "idle", "latency", "load", "puts", "resources", "zips"]
