@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,40 @@ class Written(msgspec.Struct, frozen=True):
 def written(request: Written) -> None:
     """Note the run in a file: for workers that are processes of `runjobs`."""
     write_down(request.number)
+
+
+class KeptNoop(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(KeptNoop, topic="benchmark.kept", keep=3600)
+def kept_noop(request: KeptNoop) -> int:
+    evidence.note(request.number)
+    return request.number
+
+
+LIMIT, LIMITED_SECONDS = 2, 0.5
+
+
+class Limited(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Limited, topic="benchmark.limited", workers=LIMIT, limit=LIMIT, lease=2.0)
+def limited(request: Limited) -> None:
+    """Note begin and end in a file."""
+    write_down(request.number)
+    time.sleep(LIMITED_SECONDS)
+    write_down(-1 - request.number)
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Blocked, topic="benchmark.blocked", workers=4, limit=LIMIT)
+def blocked(request: Blocked) -> None:
+    time.sleep(0.05)
 
 
 class Failing(msgspec.Struct, frozen=True):
