@@ -257,7 +257,9 @@ def explain(service: JobService, row: Job, error: BaseException) -> str:
         try:
             message = service.explain(job, error)
         except Exception:
-            logger.exception("job=%s topic=%s explain failed", job.pk, job.topic)
+            logger.exception(
+                "job=%s topic=%s attempt=%s explain failed", job.pk, job.topic, job.attempts
+            )
             message = ""
         return storable(
             message or JobService.explain(service, job, error), characters=MESSAGE_CHARACTERS
