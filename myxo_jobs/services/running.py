@@ -183,7 +183,7 @@ def checked_result(files: AttemptFiles, result: Any) -> Any:
     name = result.get("file")
     if name is None:
         return result
-    if name not in sizes:
+    if not isinstance(name, str) or name not in sizes:
         raise ResultInvalid(
             f"result['file'] takes the name of a file of this attempt, not {name!r}"
         )

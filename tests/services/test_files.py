@@ -6,6 +6,7 @@ import csv
 import logging
 import os
 import signal
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +235,75 @@ def test_a_killed_worker_leaves_no_working_file(runjobs, ledger, tmp_path, files
         assert ledger.count("cleanup", name=uid) >= 1
         assert files() == []
     assert list(tmp_path.glob("*.bin")) == []
+
+
+def test_a_worker_that_comes_too_late_records_neither_result_nor_progress_nor_file(
+    worker, ended, files
+):
+    over = threading.Event()
+
+    def process(self: JobService, job: ServiceJob) -> dict[str, int]:
+        with job.file("notes.txt", text=True) as f:
+            f.write(f"attempt {job.attempt}")
+        if job.attempt == 1:
+            # As if it had been stopped until its lease was over, and another had claimed it.
+            Job.objects.filter(pk=job.pk).update(worker="", lease_until=None)
+            wait_until(lambda: get_job(job.uid).status == "done", because="the other one is done")
+            job.progress(99, 100, "late")
+            with job.file("late.txt", text=True) as f:
+                f.write("late")
+            over.set()
+        return {"item_count": job.attempt}
+
+    service(process, max_concurrent=2)
+    one = worker(topics=["export"])
+    uid = enqueue("export", {})
+    assert over.wait(30)
+    one.stop()
+    job = ended(uid)
+
+    assert (job.item_count, job.progress_note, job.attempts) == (2, None, 2)
+    assert job.result["file"] in files()
+    assert [name for name in files() if name.endswith("/notes.txt")] == [job.result["file"]]
+
+
+class Unlisted(FileSystemStorage):
+    """As one elsewhere that cannot list."""
+
+    def listdir(self, path: str) -> tuple[list[str], list[str]]:
+        raise NotImplementedError
+
+    def path(self, name: str) -> str:
+        if name == "":
+            raise NotImplementedError
+        return super().path(name)
+
+
+def test_a_storage_that_cannot_list_loses_the_files_that_are_known(
+    worker, ended, settings, private
+):
+    settings.STORAGES = {
+        **settings.STORAGES,
+        "myxo_jobs": {
+            "BACKEND": f"{__name__}.Unlisted",
+            "OPTIONS": {"location": str(private)},
+        },
+    }
+
+    def process(self: JobService, job: ServiceJob) -> None:
+        write(self, job)
+        if job.payload == "fail":
+            raise GiveUp
+
+    service(process)
+    worker(topics=["export"])
+    done = ended(enqueue("export", {}))
+    assert (private / done.result["file"]).exists()
+    ended(enqueue("export", "fail"))
+    assert list(private.rglob("*.csv")) == [private / done.result["file"]]
+    assert delete_job(done.uid)
+    sweeper().sweep()
+    assert list(private.rglob("*.csv")) == []
 
 
 # -- removing ------------------------------------------------------------------------
