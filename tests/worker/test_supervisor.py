@@ -209,7 +209,9 @@ def test_what_a_process_cannot_start_is_others_when_its_lease_is_over(runjobs, l
     wait_until(lambda: ledger.count("end", name="waits"), because="the other can start it")
     assert ledger.count("end", name="keeps") == 0
     all_done(within=40)
-    assert [line.attempt for line in ledger.lines("begin")] == [1, 1]
+    # The other worker may meet it a moment before the supervisor gives it back: then it is
+    # a bystander that is charged once, and never more.
+    assert [line.attempt for line in ledger.lines("begin")] in ([1, 1], [1, 2])
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
