@@ -111,7 +111,7 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     def process(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        row = ServiceJob.objects.defer("payload").get(pk=run.id)
+        row = ServiceJob.objects.defer("payload").get(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
         if run.attempt > 1:
             files.remove_older()
@@ -125,7 +125,7 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     async def process_async(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        row = await ServiceJob.objects.defer("payload").aget(pk=run.id)
+        row = await ServiceJob.objects.defer("payload").aget(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
         if run.attempt > 1:
             await sync_to_async(files.remove_older, thread_sensitive=False)()

@@ -6,9 +6,10 @@ import csv
 import logging
 import os
 import signal
+import subprocess
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -192,6 +193,44 @@ def test_a_storage_that_cannot_be_written_is_a_failed_attempt(worker, ended, pri
     job = ended(enqueue("export", {}))
 
     assert (job.status, job.reason) == ("failed", "error")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a disk")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("which", ["storage", "temporary"])
+def test_a_full_disk_fails_the_job_with_a_reason_and_leaves_nothing_half(
+    worker, ended, settings, private, small_disk, which
+):
+    def process(self: JobService, job: ServiceJob) -> None:
+        with job.file("large.bin") as f:
+            f.write(b"x" * job.payload)
+
+    if which == "storage":
+        alias = {**settings.STORAGES["myxo_jobs"], "OPTIONS": {"location": str(small_disk)}}
+        settings.STORAGES = {**settings.STORAGES, "myxo_jobs": alias}
+    else:
+        settings.FILE_UPLOAD_TEMP_DIR = str(small_disk)
+    service(process, attempts=2)
+    worker(topics=["export"])
+    full = ended(enqueue("export", 5_000_000))
+
+    assert (full.status, full.attempts, full.reason) == ("failed", 2, "error")
+    assert "No space left on device" in full.error
+    assert "space" not in full.message
+    for folder in (small_disk, private):
+        assert [p for p in folder.rglob("*") if p.is_file()] == []
+    fits = ended(enqueue("export", 1_000_000))
+    assert (fits.status, fits.bytes_out) == ("done", 1_000_000)
 
 
 def test_a_service_can_name_its_storage_and_so_can_the_setting(ended, worker, settings, private):
