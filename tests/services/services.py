@@ -29,7 +29,7 @@ class DeadlyService(JobService):
     backoff = 0.1
 
     def process(self, job: ServiceJob) -> dict[str, Any]:
-        request: Any = job.payload
+        request = job.payload
         ledger.write("begin", name=request.name, job=job.pk, attempt=job.attempt)
         with job.file("working.bin") as f:
             f.write(b"x" * 1_000_000)

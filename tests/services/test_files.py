@@ -153,16 +153,31 @@ def test_a_file_of_another_job_cannot_be_named(worker, ended):
     assert others.error.startswith("ResultInvalid: result['file'] takes the name of a file of this")
 
 
+def test_a_result_that_cannot_be_stored_takes_the_file_with_it(worker, ended, files):
+    def process(self: JobService, job: ServiceJob) -> dict[str, object]:
+        write(self, job)
+        return {"a": object()}
+
+    service(process)
+    worker(topics=["export"])
+    job = ended(enqueue("export", {}))
+
+    assert (job.status, job.attempts, job.result) == ("failed", 1, None)
+    assert "did not work" in job.message
+    assert files() == []
+
+
 def test_a_block_that_raises_stores_nothing(worker, ended, files):
     def process(self: JobService, job: ServiceJob) -> None:
-        with job.file("notes.csv") as f:
-            f.write(b"half")
+        with job.file("notes.csv", text=job.payload) as f:
+            f.write("half" if job.payload else b"half")
             raise GiveUp("no")
 
     service(process)
     worker(topics=["export"])
 
-    assert ended(enqueue("export", {})).status == "failed"
+    for text in (True, False):
+        assert ended(enqueue("export", text)).reason == "refused"
     assert files() == []
 
 
