@@ -302,7 +302,7 @@ def test_a_worker_that_comes_too_late_records_neither_result_nor_progress_nor_fi
         if job.attempt == 1:
             # As if it had been stopped until its lease was over, and another had claimed it.
             Job.objects.filter(pk=job.pk).update(worker="", lease_until=None)
-            wait_until(lambda: get_job(job.uid).status == "done", because="the other one is done")
+            wait_until(lambda: get_job(job.uid).status == "done", because="it is done", within=30)
             job.progress(99, 100, "late")
             with job.file("late.txt", text=True) as f:
                 f.write("late")
@@ -312,7 +312,7 @@ def test_a_worker_that_comes_too_late_records_neither_result_nor_progress_nor_fi
     service(process, max_concurrent=2)
     one = worker(topics=["export"])
     uid = enqueue("export", {})
-    assert over.wait(30)
+    assert over.wait(60)
     one.stop()
     job = ended(uid)
 
@@ -513,10 +513,12 @@ def test_a_worker_tidies_and_the_one_of_a_test_does_not(private):
     stray.touch()
     row = done_with_file(private)[0]
     with testing.Worker(topics=["export"]):
-        wait_until(lambda: not Job.objects.filter(pk=row.pk).exists(), because="it has expired")
+        wait_until(
+            lambda: not Job.objects.filter(pk=row.pk).exists(), because="it has expired", within=30
+        )
     assert stray.exists()
     with worker_module.Worker(topics=["export"]):
-        wait_until(lambda: not stray.exists(), because="no row names it")
+        wait_until(lambda: not stray.exists(), because="no row names it", within=30)
 
 
 def test_a_deleted_job_takes_its_files_along(private, files):
