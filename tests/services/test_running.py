@@ -92,10 +92,11 @@ def test_a_payload_type_is_what_process_gets(worker, ended):
     [(None, None), ([1, 2], [1, 2]), ("x", "x"), ({"item_count": None}, {"item_count": None})],
     ids=repr,
 )
-def test_whatever_json_has_can_be_the_result(worker, ended, returned, result):
+def test_whatever_json_has_can_be_the_result(ended, returned, result):
     service(lambda self, job: returned)
-    worker(topics=["export"])
-    job = ended(enqueue("export", {}))
+    uid = enqueue("export", {})
+    run_jobs()
+    job = ended(uid)
 
     assert (job.status, job.result, job.item_count) == ("done", result, None)
 
@@ -112,12 +113,11 @@ def test_whatever_json_has_can_be_the_result(worker, ended, returned, result):
     ],
     ids=repr,
 )
-def test_a_result_that_cannot_be_is_refused_at_once_naming_its_place(
-    worker, ended, returned, named
-):
+def test_a_result_that_cannot_be_is_refused_at_once_naming_its_place(ended, returned, named):
     service(lambda self, job: returned)
-    worker(topics=["export"])
-    job = ended(enqueue("export", {}))
+    uid = enqueue("export", {})
+    run_jobs(raise_errors=False)
+    job = ended(uid)
 
     assert (job.status, job.attempts, job.reason) == ("failed", 1, "error")
     assert job.error.startswith("ResultInvalid: ")
