@@ -15,6 +15,7 @@ class MyxoJobsConfig(AppConfig):
     def ready(self) -> None:
         from myxo_jobs import checks, conf
         from myxo_jobs.handlers import registry
+        from myxo_jobs.services import rows  # noqa: F401 - a model: Django has to know it
 
         conf.settings()
         checks.register()

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags
+from django.core.files.storage import FileSystemStorage, Storage, storages
 from django.core.management import get_commands
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -24,6 +27,7 @@ from myxo_jobs.databases import is_supported
 from myxo_jobs.errors import SettingsInvalid
 from myxo_jobs.handlers import Handler, registry
 from myxo_jobs.models import Job
+from myxo_jobs.services.service import services
 
 APP = "myxo_jobs"
 # psycopg_pool's own default for a pool without a size.
@@ -40,8 +44,11 @@ def register() -> None:
         check_pool,
         check_rangefilter,
         check_route,
+        check_storages,
+        check_kinds,
     ):
         checks.register(check, APP)
+    checks.register(check_private_storage, APP, deploy=True)
     for check in (check_journal_mode, check_table):
         checks.register(check, Tags.database)
 
@@ -152,6 +159,55 @@ def check_route(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+def check_storages(**kwargs: Any) -> list[CheckMessage]:
+    if check_settings():
+        return []  # which says what is wrong
+    return [
+        Error(
+            f"The service {service.kind!r} keeps its files in the storage {alias!r}, which is not "
+            "among the STORAGES.",
+            hint=f"Define STORAGES[{alias!r}], or name another one in the service's `storage` or "
+            "in MYXO_JOBS['storage'].",
+            id="myxo_jobs.E004",
+        )
+        for service in services
+        if (alias := service.storage_alias) not in storages.backends
+    ]
+
+
+def check_kinds(**kwargs: Any) -> list[CheckMessage]:
+    if check_settings():
+        return []
+    return [
+        checks.Warning(
+            f"MYXO_JOBS sets something of the kind {kind!r}, but no service of that kind is "
+            "registered.",
+            hint="Correct the name, or register the service in the `jobs` module of an app.",
+            id="myxo_jobs.W008",
+        )
+        for kind in conf.kind_settings()
+        if services.get(kind) is None
+    ]
+
+
+def check_private_storage(**kwargs: Any) -> list[CheckMessage]:
+    if check_settings():
+        return []
+    kinds: dict[str, list[str]] = {}
+    for service in services:
+        kinds.setdefault(service.storage_alias, []).append(service.kind)
+    return [
+        checks.Warning(
+            f"The storage {alias!r}, in which services keep their files ({', '.join(names)}), has "
+            "public addresses: whoever learns one reads the file, whatever `may_see` says.",
+            hint=PRIVATE_STORAGE,
+            id="myxo_jobs.W009",
+        )
+        for alias, names in kinds.items()
+        if alias in storages.backends and has_public_url(storages[alias])
+    ]
+
+
 # -- looked up in the database ---------------------------------------------------
 
 
@@ -175,6 +231,35 @@ def _of_queue(
         return look(alias)
     except (OperationalError, InterfaceError):
         return []  # whoever needs the database will say that it is away
+
+
+# -- of one storage --------------------------------------------------------------
+
+PRIVATE_STORAGE = """Give the services a storage of their own, outside MEDIA_ROOT:
+STORAGES = {
+    ...,
+    "myxo_jobs": {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {"location": BASE_DIR / "private"},
+    },
+}"""
+
+
+def has_public_url(storage: Storage) -> bool:
+    """Tell whether anybody who knows the address of a file in a storage can fetch it."""
+    if isinstance(storage, FileSystemStorage):
+        # It always has addresses; what counts is whether its folder is one that is served.
+        if storage._base_url is not None or storage._location is None:  # type: ignore[attr-defined]
+            return True
+        media = settings.MEDIA_ROOT
+        return bool(media) and Path(storage.location).resolve().is_relative_to(
+            Path(media).resolve()
+        )
+    try:
+        url = storage.url("myxo_jobs/check")
+    except Exception:  # as of a storage without addresses, or out of reach
+        return False
+    return "?" not in url  # a signed address ends by itself
 
 
 # -- of one database -------------------------------------------------------------

@@ -3,6 +3,8 @@
 JobsError
 ├── SettingsInvalid             MYXO_JOBS has an unknown or ill-typed name
 ├── HandlerInvalid              @job was given something it cannot use
+├── ServiceInvalid              register was given a class that cannot be a service
+├── KindUnknown                 no service of that kind is registered
 ├── HandlerConflict             two handlers for one topic or one Struct
 ├── PayloadInvalid              the request would not come back as it went in
 ├── PayloadTypeInvalid          the request holds a value that JSON cannot
@@ -45,8 +47,27 @@ class HandlerInvalid(JobsError, ImproperlyConfigured, ValueError):
         super().__init__(f"@job of {where}: {what}")
 
 
+class ServiceInvalid(JobsError, ImproperlyConfigured, ValueError):
+    """`register` was given a class with an attribute or a method that it cannot use."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"service {where}: {what}")
+
+
+class KindUnknown(JobsError, ValueError, LookupError):
+    """No service of that kind is registered in this process.
+
+    Services stand in the `jobs` module of an installed app, decorated with `register`.
+    """
+
+    def __init__(self, kind: object, there: list[str]) -> None:
+        super().__init__(
+            f"no service of kind {kind!r} is registered; there are: {', '.join(there) or 'none'}"
+        )
+
+
 class HandlerConflict(JobsError, ImproperlyConfigured):
-    """Two handlers claim the same topic or the same Struct: give one another."""
+    """Two handlers claim the same topic, Struct or kind: give one another."""
 
     def __init__(self, what: str, first: str, second: str) -> None:
         super().__init__(f"two handlers for {what}: {first} and {second}")

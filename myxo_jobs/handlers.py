@@ -70,6 +70,14 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     # Called with a connection and topics, those of all handlers that have this very
     # function; returns what stands now for each of them.
     dials: Callable[[Any, Sequence[str]], Mapping[str, Dials]] | None = None
+    # Its jobs are put by the name of their kind: no Struct belongs to it alone.
+    by_name: bool = False
+    # Whether its jobs may be asked to stop.
+    cancellable: bool = True
+    # A topic that whoever serves this one serves, too; empty: none.
+    brings: str = ""
+    # Called now and then by a worker that serves it, to remove what no row names.
+    tidy: Callable[[], None] | None = None
 
     @property
     def where(self) -> str:
@@ -252,6 +260,8 @@ class Registry:
             )
         wanted = self._by_topic if topics is None else topics
         chosen = {name: self._by_topic[name] for name in wanted if name not in (exclude or ())}
+        brought = [handler.brings for handler in chosen.values() if handler.brings]
+        chosen |= {name: self._by_topic[name] for name in brought if name in self._by_topic}
         if not chosen and self._by_topic:
             raise ImproperlyConfigured("no topic is left to serve: name one, or exclude fewer")
         return chosen
@@ -265,13 +275,14 @@ class Registry:
         same_topic = self._by_topic.get(handler.topic)
         if same_topic is not None:
             raise HandlerConflict(f"topic {handler.topic!r}", same_topic.where, handler.where)
-        same_request = self._by_request.get(handler.request)
+        same_request = None if handler.by_name else self._by_request.get(handler.request)
         if same_request is not None:
             raise HandlerConflict(
                 f"Struct {handler.request.__qualname__}", same_request.where, handler.where
             )
         self._by_topic[handler.topic] = handler
-        self._by_request[handler.request] = handler
+        if not handler.by_name:
+            self._by_request[handler.request] = handler
 
 
 registry = Registry()

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
+from django.core.validators import MinValueValidator
 from django.db import models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, F, Q, Value, When
@@ -15,6 +16,9 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from myxo_jobs.payloads import KEY_CHARACTERS
+
+# Leaves room in a topic for `.finished`.
+KIND_CHARACTERS = 200
 
 _TWO = "[0-9][0-9]"
 SQLITE_MOMENT_GLOB = f"{_TWO}{_TWO}-{_TWO}-{_TWO} {_TWO}:{_TWO}:{_TWO}.{_TWO}[0-9]"
@@ -77,6 +81,14 @@ class JobManager(models.Manager):  # type: ignore[type-arg]
     """Jobs as the primary database has them: a replica's rows would be old news."""
 
     def get_queryset(self) -> models.QuerySet[Job]:
+        rows = super().get_queryset()
+        return rows if self._db else rows.using(router.db_for_write(self.model))
+
+
+class ServiceSettingsManager(models.Manager):  # type: ignore[type-arg]
+    """As `JobManager`."""
+
+    def get_queryset(self) -> models.QuerySet[ServiceSettings]:
         rows = super().get_queryset()
         return rows if self._db else rows.using(router.db_for_write(self.model))
 
@@ -226,3 +238,33 @@ class Job(models.Model):
     def retry_count(self) -> int:
         """How many runs came after the first."""
         return max(self.attempts - 1, 0)
+
+
+class ServiceSettings(models.Model):
+    """The dials of one service, as a person set them: they come before the setting and the class.
+
+    An empty one leaves the word to those. Workers take a change up within seconds.
+    """
+
+    kind = models.CharField(_("kind"), max_length=KIND_CHARACTERS, primary_key=True)
+    # How long an ended job stays for its owner.
+    retention_seconds = models.PositiveIntegerField(
+        _("retention in seconds"), null=True, blank=True
+    )
+    # How many jobs run at once in the whole deployment; 0 pauses the kind.
+    max_concurrent = models.PositiveIntegerField(_("most at once"), null=True, blank=True)
+    # How long one run may take.
+    job_timeout_seconds = models.PositiveIntegerField(
+        _("longest run in seconds"), null=True, blank=True, validators=[MinValueValidator(1)]
+    )
+
+    objects = ServiceSettingsManager()
+
+    class Meta:
+        db_table = "myxo_jobs_service_settings"
+        base_manager_name = "objects"
+        verbose_name = _("service")
+        verbose_name_plural = _("services")
+
+    def __str__(self) -> str:
+        return self.kind

@@ -27,10 +27,11 @@ class Codec:
 
     def __init__(self, request: type[msgspec.Struct]) -> None:
         self.request = request
+        self.name = request.__name__
         self._encode = msgspec.json.Encoder(enc_hook=_encode_other).encode
         self.decode_json = msgspec.json.Decoder(request).decode
 
-    def encode(self, request: msgspec.Struct) -> str:
+    def encode(self, request: Any) -> str:
         """Return the payload of a request.
 
         Raises PayloadTypeInvalid for a value that JSON cannot hold and
@@ -47,26 +48,24 @@ class Codec:
             raise PayloadInvalid(self._blame(request, error)) from error
         if not is_equal:
             for path in _differences(request, back, "$"):
-                raise PayloadInvalid(
-                    f"{self.request.__name__}: the value at {path} would come back different"
-                )
+                raise PayloadInvalid(f"{self.name}: the value at {path} would come back different")
         limit = settings().payload_bytes
         if len(payload) > limit:
             raise PayloadInvalid(
-                f"{self.request.__name__}: the payload has {len(payload):,} bytes, "
+                f"{self.name}: the payload has {len(payload):,} bytes, "
                 f"MYXO_JOBS['payload_bytes'] allows {limit:,}; most are in "
                 f"{self._largest_field(request)!r}: store the data elsewhere and put its key"
             )
         return payload.decode()
 
-    def decode(self, payload: str) -> msgspec.Struct:
+    def decode(self, payload: str) -> Any:
         """Return the request of a payload. Raises PayloadInvalid naming the path."""
         try:
             return self.decode_json(payload)
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-            raise PayloadInvalid(f"{self.request.__name__}: {error}") from error
+            raise PayloadInvalid(f"{self.name}: {error}") from error
 
-    def _blame(self, request: msgspec.Struct, error: Exception) -> str:
+    def _blame(self, request: Any, error: Exception) -> str:
         """Name the field that cannot be encoded, decoded or compared."""
         fields = msgspec.structs.fields(self.request)
         for check in (self._check_encoding, self._check_return):
@@ -74,8 +73,8 @@ class Codec:
                 try:
                     check(getattr(request, field.name), field.type)
                 except Exception as cause:
-                    return f"{self.request.__name__}: field {field.name!r}: {cause}"
-        return f"{self.request.__name__}: {error}"
+                    return f"{self.name}: field {field.name!r}: {cause}"
+        return f"{self.name}: {error}"
 
     def _check_encoding(self, value: object, declared: Any) -> None:
         self._encode(value)
@@ -83,11 +82,25 @@ class Codec:
     def _check_return(self, value: object, declared: Any) -> None:
         bool(msgspec.json.decode(self._encode(value), type=declared) == value)
 
-    def _largest_field(self, request: msgspec.Struct) -> str:
-        return max(
-            request.__struct_fields__,
-            key=lambda name: len(self._encode(getattr(request, name))),
-        )
+    def _largest_field(self, request: Any) -> str:
+        names: tuple[str, ...] = request.__struct_fields__
+        return max(names, key=lambda name: len(self._encode(getattr(request, name))))
+
+
+class JsonCodec(Codec):
+    """Writes and reads payloads without a Struct: dicts, lists and whatever else JSON has."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(msgspec.Struct)
+        self.name = name
+        self.decode_json = msgspec.json.Decoder(Any).decode
+
+    def _blame(self, request: Any, error: Exception) -> str:
+        path, cause = _unencodable(request, "$", error)
+        return f"{self.name}: at {path}: {cause}"
+
+    def _largest_field(self, request: Any) -> str:
+        return _largest(request, "$")
 
 
 def _encode_other(value: object) -> object:

@@ -33,15 +33,15 @@ from myxo_jobs.databases import (
     ValueType,
     database_of,
 )
-from myxo_jobs.errors import ClaimLost, JobTimeout, OwnTransactionImpossible, WorkerLost
+from myxo_jobs.errors import Cancelled, ClaimLost, JobTimeout, OwnTransactionImpossible, WorkerLost
 from myxo_jobs.handlers import Dials, Handler, Notes, registry
 from myxo_jobs.models import Job
 from myxo_jobs.payloads import storable
 
 if sys.version_info >= (3, 14):
-    from uuid import uuid7
+    from uuid import uuid7 as uuid7
 else:
-    from uuid6 import uuid7
+    from uuid6 import uuid7 as uuid7
 
 logger = logging.getLogger("myxo_jobs")
 
@@ -620,14 +620,42 @@ def keep(connection: BaseDatabaseWrapper, endings: Sequence[tuple[Claim, str | N
         connection,
         f"{_RELEASED}, {_ended(database)}, due = {_unless_again('NULL', 'due')}, "
         f"attempts = {_unless_again('myxo_jobs.attempts', '0')}, result = held.result, "
-        f"expires_at = {database.after('held.keep')}, attempt_log = {log}, {_LAST_PROGRESS}",
-        {"result": "text", "keep": "number", **_PROGRESS},
+        f"expires_at = {database.after('held.keep')}, attempt_log = {log}, {_LAST_PROGRESS}, "
+        "item_count = held.items, bytes_in = held.bytes_in, bytes_out = held.bytes_out",
+        {"result": "text", "keep": "number", **_PROGRESS, **_COUNTS},
         [
-            (*claim.held, result, claim.handler.keep, *_progress_of(claim))
+            (
+                *claim.held,
+                result,
+                claim.handler.keep,
+                *_progress_of(claim),
+                *(_counts_in(result) if claim.handler.by_name else (None, None, None)),
+            )
             for claim, result in endings
         ],
         flush=True,
     )
+
+
+_COUNTS: dict[str, ValueType] = {"items": "number", "bytes_in": "number", "bytes_out": "number"}
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    """What a service says in its result of how much it has done."""
+
+    item_count: int | None = None
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    file_bytes: int | None = None
+
+
+def _counts_in(result: str | None) -> tuple[int | None, int | None, int | None]:
+    try:
+        counts = msgspec.json.decode(result or "{}", type=_Counts)
+    except msgspec.ValidationError:
+        return None, None, None  # no dict, or one whose names mean something else
+    bytes_out = counts.file_bytes if counts.bytes_out is None else counts.bytes_out
+    return counts.item_count, counts.bytes_in, bytes_out
 
 
 def keep_joined(connection: BaseDatabaseWrapper, claim: Claim, result: str | None) -> None:
@@ -964,6 +992,61 @@ def remove_held(connection: BaseDatabaseWrapper, job_id: int, token: str) -> boo
         return bool(cursor.rowcount)
 
 
+_TOUCH = """
+UPDATE myxo_jobs SET last_accessed_at = {now}, expires_at = CASE
+    WHEN (failed OR due IS NULL) AND expires_at IS NOT NULL THEN {later} ELSE expires_at END
+WHERE id = %s AND (NOT failed AND due IS NOT NULL OR expires_at IS NULL OR expires_at > {now})
+"""
+
+
+def touch(connection: BaseDatabaseWrapper, job_id: int, seconds: float) -> bool:
+    """Note that a job was fetched; one that has ended lasts so long from now at least.
+
+    Tells whether there was one: one that has expired is gone.
+    """
+    database = database_of(connection)
+    later = database.larger_of("expires_at", database.after("%s"))
+    statement = _sql(connection, _TOUCH, later=later.replace("%Y-%m-%d %H:%M:%f", _DOUBLED))
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [seconds, job_id])
+        return bool(cursor.rowcount)
+
+
+_END_LIFE = "UPDATE myxo_jobs SET expires_at = {now} WHERE id = %s AND (failed OR due IS NULL)"
+
+
+def remove_ended(alias: str, job_id: int, hold_seconds: float) -> bool:
+    """End the life of a job that has ended: clean it up, and delete it; tell whether it is gone.
+
+    One whose cleanup fails is gone for its owner, and tried again by the sweep.
+    """
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        cursor.execute(_sql(connection, _END_LIFE), [job_id])
+    row = Job.objects.using(alias).filter(pk=job_id).first()
+    if row is None or remove_expired_failed(connection, job_id):
+        return True
+    token = Tokens().next()
+    handler = registry.of_topic(row.topic)
+    if not hold_expired(connection, job_id, token, hold_seconds):
+        return False
+    if handler is not None and not clean_up(handler, row):
+        return False
+    return remove_held(connection, job_id, token)
+
+
+def remove_expired_failed(connection: BaseDatabaseWrapper, job_id: int) -> bool:
+    """Delete a failed job that has expired: it was cleaned up when it failed."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _sql(
+                connection, "DELETE FROM myxo_jobs WHERE id = %s AND failed AND expires_at <= {now}"
+            ),
+            [job_id],
+        )
+        return bool(cursor.rowcount)
+
+
 _DOUBLED = "%%Y-%%m-%%d %%H:%%M:%%f"  # for Django's cursor, to which a per cent sign means more
 
 
@@ -1019,6 +1102,8 @@ def cancel(alias: str, job_id: int) -> bool:
     if topic is None:
         return False
     handler = registry.of_topic(topic)
+    if handler is not None and not handler.cancellable:
+        return False
     if handler is not None:
         (handler,) = present(connection, [handler])
     expires = handler.keep if handler is not None and handler.failed_expires else None
@@ -1035,16 +1120,20 @@ def cancel(alias: str, job_id: int) -> bool:
             changed = cursor.fetchone()
         has_failed = changed is not None and bool(changed[0])
         if has_failed and handler is not None:
+            _see_off_cancelled(alias, handler, job_id)
             wake(connection, tell_outcomes(connection, [(handler, job_id)]))
-    if has_failed and handler is not None and handler.cleanup is not None:
-        transaction.on_commit(lambda: _clean_up_cancelled(alias, handler, job_id), using=alias)
     return changed is not None
 
 
-def _clean_up_cancelled(alias: str, handler: Handler, job_id: int) -> None:
-    row = Job.objects.using(alias).filter(pk=job_id).first()
-    if row is not None:
-        clean_up(handler, row)
+def _see_off_cancelled(alias: str, handler: Handler, job_id: int) -> None:
+    """Tell its owner of a job that was cancelled while it waited; clean it up after the commit."""
+    if not handler.sees_off:
+        return
+    rows = Job.objects.using(alias).filter(pk=job_id)
+    row = rows.get()
+    if handler.explain is not None:
+        rows.update(message=Context().run(handler.explain, row, Cancelled()))
+    transaction.on_commit(lambda: clean_up(handler, row) and None, using=alias)
 
 
 def discard(alias: str, job_ids: Iterable[int]) -> set[int]:

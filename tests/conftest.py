@@ -133,18 +133,21 @@ def django_db_setup(django_db_setup: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def registry_as_it_was() -> Iterator[None]:
-    """Forget, after each test, the handlers it declared: `@job` may stand in any test.
+    """Forget, after each test, the handlers and services it declared, which any test may.
 
     Such a handler needs a `topic=`, since no app contains the test's module, and it
     exists in this process alone. What `runjobs` shall run stands in tests/app/jobs.py.
     """
     from myxo_jobs.handlers import registry
+    from myxo_jobs.services.service import services
 
-    before = {
-        name: value.copy() for name, value in vars(registry).items() if hasattr(value, "copy")
-    }
+    before = [
+        (one, {name: value.copy() for name, value in vars(one).items() if hasattr(value, "copy")})
+        for one in (registry, services)
+    ]
     yield
-    vars(registry).update(before)
+    for one, values in before:
+        vars(one).update(values)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ ROOMS = [
     "queue",
     "worker",
     "jobs",
+    "services",
     "testing",
     "checks",
     "admin",

@@ -1,3 +1,4 @@
+import django.core.validators
 import django.db.models.functions.datetime
 import django.db.models.lookups
 from django.db import migrations, models
@@ -233,6 +234,55 @@ class Migration(migrations.Migration):
                         name="myxo_jobs_uid",
                     ),
                 ],
+            },
+        ),
+        migrations.CreateModel(
+            name="ServiceJob",
+            fields=[],
+            options={
+                "verbose_name": "service job",
+                "verbose_name_plural": "service jobs",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("myxo_jobs.job",),
+        ),
+        migrations.CreateModel(
+            name="ServiceSettings",
+            fields=[
+                (
+                    "kind",
+                    models.CharField(
+                        max_length=200, primary_key=True, serialize=False, verbose_name="kind"
+                    ),
+                ),
+                (
+                    "retention_seconds",
+                    models.PositiveIntegerField(
+                        blank=True, null=True, verbose_name="retention in seconds"
+                    ),
+                ),
+                (
+                    "max_concurrent",
+                    models.PositiveIntegerField(blank=True, null=True, verbose_name="most at once"),
+                ),
+                (
+                    "job_timeout_seconds",
+                    models.PositiveIntegerField(
+                        blank=True,
+                        null=True,
+                        validators=[django.core.validators.MinValueValidator(1)],
+                        verbose_name="longest run in seconds",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "service",
+                "verbose_name_plural": "services",
+                "db_table": "myxo_jobs_service_settings",
+                "base_manager_name": "objects",
             },
         ),
         migrations.RunPython(tune_table, migrations.RunPython.noop),

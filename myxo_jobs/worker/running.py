@@ -329,8 +329,7 @@ def end_as_cancelled(outcome: Outcome) -> bool:
     if outcome.verb in ("complete", "keep", "none"):
         return False  # it is done all the same
     was_final = outcome.verb in FINAL_FAILURES
-    outcome.verb = "fail"
-    outcome.reason, outcome.message = "cancelled", ""
+    outcome.verb, outcome.reason = "fail", "cancelled"
     outcome.error = outcome.error or "Cancelled"
     outcome.exception = outcome.exception or path_of(Cancelled())
     return not was_final

@@ -24,8 +24,16 @@ HOLD_SECONDS = 300.0
 class Sweeper:
     """Removes expired jobs of some handlers now and then: their cleanup first, then the row."""
 
-    def __init__(self, alias: str, handlers: Sequence[Handler], token: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        alias: str,
+        handlers: Sequence[Handler],
+        token: Callable[[], str],
+        *,
+        tidies: bool = True,
+    ) -> None:
         self._alias = alias
+        self._tidies = tidies
         self._handlers = {one.topic: one for one in handlers if one.keep is not None}
         self._token = token
         self._stop = threading.Event()
@@ -60,6 +68,17 @@ class Sweeper:
         for handler in self._handlers.values():
             if handler.cleanup is not None:
                 self._remove_cleaned(handler)
+            if handler.tidy is not None and self._tidies and not self._stop.is_set():
+                self._tidy(handler)
+
+    def _tidy(self, handler: Handler) -> None:
+        try:
+            if handler.tidy is not None:
+                handler.tidy()
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception:  # as a storage that is away
+            logger.exception("topic=%s cannot be tidied, tried again later", handler.topic)
 
     def _remove_plainly(self, topics: Sequence[str]) -> None:
         connection = connections[self._alias]

@@ -70,6 +70,9 @@ class Worker:
     Raises ImproperlyConfigured for a topic without handler.
     """
 
+    # Whether it removes files that no row names: of a test's rows it must not be said.
+    tidies = True
+
     def __init__(
         self,
         topics: Sequence[str] | None = None,
@@ -122,7 +125,7 @@ class Worker:
         self._seen_off: deque[Outcome] = deque()
         self._waking = Waking(self.alias, self._on_wake)
         self._events = EventLoop()
-        self._sweeper = Sweeper(self.alias, self.handlers, self._tokens.next)
+        self._sweeper = Sweeper(self.alias, self.handlers, self._tokens.next, tidies=self.tidies)
         self._limits = TimeLimits(
             self._on_timeout, _tell_of_timeout, grace=self.grace, watchdog=watchdog
         )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
+from django.conf import settings
 from django.db import connection
 
 from myxo_jobs import Jobs, job
+from myxo_jobs.services import ZipEntry, ZipService, register
+from myxo_jobs.services.rows import ServiceJob
 from tests.app.models import Note
 from tests.benchmarks.evidence import Evidence, write_down
 
@@ -134,3 +139,16 @@ class Failing(msgspec.Struct, frozen=True):
 @job(Failing, topic="benchmark.failing", workers=4, attempts=3, backoff=1.0)
 def failing(request: Failing) -> None:
     raise ConnectionRefusedError("the service behind this handler is down")
+
+
+@register
+class ZipFolder(ZipService):
+    """Zip what is in a folder of the storage, which the payload names."""
+
+    kind = "benchmark.zip"
+    payload_type = None
+
+    def entries(self, job: ServiceJob) -> Iterator[ZipEntry]:
+        folder = Path(settings.FILES, job.payload["folder"])
+        for path in sorted(folder.iterdir()) if folder.exists() else ():
+            yield ZipEntry(f"{folder.name}/{path.name}", name=f"notes/{path.name}")

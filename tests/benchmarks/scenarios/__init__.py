@@ -10,6 +10,18 @@ from tests.benchmarks.scenarios import (
     load,
     puts,
     resources,
+    zips,
 )
 
-__all__ = ["beside", "claims", "drains", "idle", "latency", "limits", "load", "puts", "resources"]
+__all__ = [
+    "beside",
+    "claims",
+    "drains",
+    "idle",
+    "latency",
+    "limits",
+    "load",
+    "puts",
+    "resources",
+    "zips",
+]

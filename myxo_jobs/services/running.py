@@ -1,0 +1,295 @@
+"""What a worker does for a service: run its jobs, explain failures, tell of ends, clean up."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from asgiref.sync import sync_to_async
+
+from myxo_jobs.errors import GiveUp, ResultInvalid
+from myxo_jobs.handlers import Handler, Run
+from myxo_jobs.payloads import Codec, storable
+from myxo_jobs.services.dials import dials
+from myxo_jobs.services.files import AttemptFiles, Strays, remove_files_of
+from myxo_jobs.services.service import FILE_NAMES, FINISHED, FINISHED_ATTEMPTS, JobService
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from myxo_jobs.databases import Row
+    from myxo_jobs.models import Job
+    from myxo_jobs.services.rows import ServiceJob
+
+# The models are imported by what runs: a project registers its services at any time.
+
+logger = logging.getLogger("myxo_jobs")
+
+MESSAGE_CHARACTERS = 2_000
+COUNTS = ("item_count", "bytes_in", "bytes_out")
+LARGEST_COUNT = 2**53  # what JavaScript and a double have exactly
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The request of `<kind>.finished`: which job has ended."""
+
+    uid: str
+
+
+def handlers_of(service: JobService, codec: Codec) -> list[Handler]:
+    """Return the handlers of a service: of its jobs and, if it tells of their end, of that."""
+    main = Handler(
+        function=_named(_process_of(service), service, "process"),
+        request=service.payload_type or msgspec.Struct,
+        codec=codec,
+        topic=service.kind,
+        workers=max(service.max_concurrent, 1),
+        attempts=service.attempts,
+        lease=float(service.lease),
+        backoff=float(service.backoff),
+        timeout=_seconds(service.job_timeout_seconds),
+        atomic=False,
+        priority=service.priority,
+        takes_run=True,
+        is_async=inspect.iscoroutinefunction(service.process),
+        keep=float(service.retention_seconds),
+        limit=service.max_concurrent,
+        cleanup=lambda row: clean_up(service, row),
+        failed_gives_up_key=True,
+        failed_expires=True,
+        at_outcome=(lambda connection, job_id: tell_of_end(service, connection, job_id))
+        if service.tells
+        else None,
+        explain=lambda row, error: explain(service, row, error),
+        dials=dials,
+        by_name=True,
+        cancellable=service.cancellable,
+        brings=service.kind + FINISHED if service.tells else "",
+        tidy=_tidy_of(service),
+    )
+    if not service.tells:
+        return [main]
+    return [
+        main,
+        Handler(
+            function=_named(_finished_of(service), service, "finished"),
+            request=Finished,
+            codec=Codec(Finished),
+            topic=service.kind + FINISHED,
+            workers=1,
+            attempts=FINISHED_ATTEMPTS,
+            lease=float(service.lease),
+            backoff=float(service.backoff),
+            timeout=None,
+            atomic=False,
+            priority=0,
+            takes_run=False,
+            is_async=inspect.iscoroutinefunction(service.finished),
+            by_name=True,
+        ),
+    ]
+
+
+def _named(function: Callable[..., Any], service: JobService, method: str) -> Callable[..., Any]:
+    function.__module__ = type(service).__module__
+    function.__qualname__ = f"{type(service).__qualname__}.{method}"
+    return function
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+# -- process -------------------------------------------------------------------------
+
+
+def _process_of(service: JobService) -> Callable[..., Any]:
+    def process(payload: Any, run: Run) -> Any:
+        from myxo_jobs.services.rows import ServiceJob, speaking
+
+        row = ServiceJob.objects.defer("payload").get(pk=run.id, uid=run.uid)
+        job, files = _running(service, row, payload, run)
+        if run.attempt > 1:
+            files.remove_older()
+        try:
+            with speaking(job), _spoken_reasons():
+                return checked_result(files, service.process(job))
+        except BaseException:  # whatever ends the attempt, its files go with it
+            files.remove()
+            raise
+
+    async def process_async(payload: Any, run: Run) -> Any:
+        from myxo_jobs.services.rows import ServiceJob, speaking
+
+        row = await ServiceJob.objects.defer("payload").aget(pk=run.id, uid=run.uid)
+        job, files = _running(service, row, payload, run)
+        if run.attempt > 1:
+            await sync_to_async(files.remove_older, thread_sensitive=False)()
+        try:
+            with speaking(job), _spoken_reasons():
+                return checked_result(files, await service.process(job))
+        except BaseException:
+            await sync_to_async(files.remove, thread_sensitive=False)()
+            raise
+
+    return process_async if inspect.iscoroutinefunction(service.process) else process
+
+
+def _running(
+    service: JobService, job: ServiceJob, payload: Any, run: Run
+) -> tuple[ServiceJob, AttemptFiles]:
+    files = AttemptFiles(service.kind, job.uid, service.storage_alias)
+    job.payload, job._run, job._files = payload, run, files
+    return job, files
+
+
+@contextmanager
+def _spoken_reasons() -> Iterator[None]:
+    """Turn a lazy translation that is given up with into text, in the owner's language."""
+    try:
+        yield
+    except GiveUp as given_up:
+        given_up.reason = str(given_up.reason)
+        raise
+
+
+def checked_result(files: AttemptFiles, result: Any) -> Any:
+    """Return what is stored as the result: with the file of this attempt, if there is one.
+
+    Raises ResultInvalid for a file that this attempt did not write, and for counts that are
+    no counts.
+    """
+    sizes = files.sizes
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("process returned a coroutine, which nobody awaits: make it `async def`")
+    if isinstance(result, msgspec.Struct):
+        result = msgspec.to_builtins(result)
+    if result is None and sizes:
+        result = {}
+    if not isinstance(result, dict):
+        if sizes:
+            raise ResultInvalid(
+                f"process wrote a file and returned a {type(result).__name__}: return a dict"
+            )
+        return result
+    _check_counts(result)
+    if "file" not in result and sizes:
+        result = {**result, "file": _only(list(sizes))}
+    name = result.get("file")
+    if name is None:
+        return result
+    if not isinstance(name, str) or name not in sizes:
+        raise ResultInvalid(
+            f"result['file'] takes the name of a file of this attempt, not {name!r}"
+        )
+    told = dict(zip(FILE_NAMES, (name, files.storage, sizes[name]), strict=True))
+    return {**result, **told}
+
+
+def _only(names: list[str]) -> str:
+    if len(names) > 1:
+        raise ResultInvalid(f"process wrote {len(names)} files: name the job's in result['file']")
+    return names[0]
+
+
+def _check_counts(result: dict[Any, Any]) -> None:
+    for name in COUNTS:
+        value = result.get(name)
+        fits = (
+            isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
+        )
+        if value is not None and not fits:
+            raise ResultInvalid(f"result[{name!r}] takes a whole number from 0, not {value!r}")
+
+
+# -- the end -------------------------------------------------------------------------
+
+
+def tell_of_end(service: JobService, connection: BaseDatabaseWrapper, job_id: int) -> Row | None:
+    """Return the job `<kind>.finished` of a job that has ended, to be put with its outcome."""
+    from myxo_jobs.databases import Row
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT uid FROM myxo_jobs WHERE id = %s AND (failed OR due IS NULL)", [job_id]
+        )
+        found = cursor.fetchone()
+    if found is None:
+        return None  # it was put again, and waits
+    from uuid import UUID
+
+    uid = found[0] if isinstance(found[0], UUID) else UUID(str(found[0]))
+    payload = msgspec.json.encode(Finished(str(uid))).decode()
+    return Row(service.kind + FINISHED, payload, None, 0)
+
+
+def _finished_of(service: JobService) -> Callable[..., Any]:
+    def finished(request: Finished) -> None:
+        from myxo_jobs.services.rows import ServiceJob, speaking
+
+        job = ServiceJob.objects.filter(uid=request.uid).first()
+        if job is not None:
+            with speaking(job):
+                service.finished(job)
+
+    async def finished_async(request: Finished) -> None:
+        from myxo_jobs.services.rows import ServiceJob, speaking
+
+        job = await ServiceJob.objects.filter(uid=request.uid).afirst()
+        if job is not None:
+            with speaking(job):
+                await service.finished(job)
+
+    return finished_async if inspect.iscoroutinefunction(service.finished) else finished
+
+
+def explain(service: JobService, row: Job, error: BaseException) -> str:
+    """Return the sentence for the owner of a job that has failed. Never raises for the service."""
+    from myxo_jobs.services.rows import as_service_job, speaking
+
+    job = as_service_job(row)
+    with speaking(job):
+        try:
+            message = service.explain(job, error)
+        except Exception:
+            logger.exception(
+                "job=%s topic=%s attempt=%s explain failed", job.pk, job.topic, job.attempts
+            )
+            message = ""
+        return storable(
+            message or JobService.explain(service, job, error), characters=MESSAGE_CHARACTERS
+        )
+
+
+def clean_up(service: JobService, row: Job) -> None:
+    """Clean up after a job: what the service left elsewhere first, then the files."""
+    from myxo_jobs.services.rows import as_service_job
+
+    job = as_service_job(row)
+    try:
+        service.cleanup(job)
+    except BaseException:
+        if job.status != "done":  # else its row stays, and its files with it, for another try
+            _remove_files(service, job)
+        raise
+    _remove_files(service, job)
+
+
+def _remove_files(service: JobService, job: ServiceJob) -> None:
+    remove_files_of(service.kind, job.uid, job.result, service.storage_alias)
+
+
+def _tidy_of(service: JobService) -> Callable[[], None]:
+    strays = None
+
+    def tidy() -> None:
+        nonlocal strays
+        strays = strays or Strays(service.kind, service.storage_alias)
+        strays.sweep()
+
+    return tidy
