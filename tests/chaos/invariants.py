@@ -291,20 +291,36 @@ class Check:
                     if not run.begun <= loss.since < run.ended:
                         continue
                     took = following.begun - loss.since
+                    waited = following.begun - self._turn_of(following, loss.since)
                     # Further attempts were claims of workers that died before they started it.
                     claims = following.attempt - run.attempt
                     if claims <= 1:
                         self._rig.recoveries.append(took)
                     else:
                         claimed_in_vain.append(took)
-                    if took > loss.within * max(claims, 1):
-                        slow.append(f"job {run.job} after {took:.2f} s, not {loss.within:g}")
+                    if waited > loss.within * max(claims, 1):
+                        slow.append(f"job {run.job} after {waited:.2f} s, not {loss.within:g}")
         if claimed_in_vain:
             self._rig.notes.append(
                 f"claimed by a worker that was killed before the start: {len(claimed_in_vain)}, "
                 f"{max(claimed_in_vain):.2f} s at most"
             )
         self._violate("a killed worker's job began again late", slow)
+
+    def _turn_of(self, following: Run, since: float) -> float:
+        """Return when it was the turn of an interrupted job, at the earliest at a moment.
+
+        They run again one after the other, since one of them may be the killer.
+        """
+        if self._rig.recovers_at_once:
+            return since
+        ends = [
+            again.ended
+            for runs in self._runs.values()
+            for again in runs[1:]
+            if since < again.ended <= following.begun
+        ]
+        return max(ends, default=since)
 
     # -- I7, I8, I9 ----------------------------------------------------------
 

@@ -33,6 +33,7 @@ PLAIN_WITHIN = SHORT_LEASE + 2.0
 
 
 def under_a_supervisor(rig: Rig) -> None:
+    rig.recovers_at_once = True
     tree = rig.start_workers(processes=PROCESSES)
     rig.put_steadily(_rate(), lambda number, chance: Short(number))
     rig.warm_up()
@@ -42,6 +43,7 @@ def under_a_supervisor(rig: Rig) -> None:
 
 
 def alone(rig: Rig) -> None:
+    rig.recovers_at_once = True
     trees = [rig.start_workers() for _ in range(PLAIN_PROCESSES)]
     rig.put_steadily(_rate(), lambda number, chance: Leased(number))
     rig.warm_up()

@@ -175,6 +175,8 @@ class Rig:
         self.unhandled: set[str] = set()
         # What is to be done once everything was looked at.
         self.at_end: list[Callable[[], None]] = []
+        # Whether interrupted jobs are quick enough to be back in time though each waits its turn.
+        self.recovers_at_once = False
         # How long the queue may take to drain, once the faults are over.
         self.drain_seconds = 60.0
         self._server: Server | None = None
