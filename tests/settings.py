@@ -76,6 +76,7 @@ INSTALLED_APPS = [
     "myxo_jobs",
     "tests.app",
     "tests.worker",
+    "tests.services",
 ]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

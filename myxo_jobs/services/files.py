@@ -63,13 +63,13 @@ class AttemptFiles:
 
     def remove(self) -> None:
         """Remove them: the attempt has failed. What cannot be removed the sweep removes."""
-        if not self._begun:
-            return
-        try:
+        if self._begun:
             names = {f"{self.folder}/{name}" for name in self._begun} | set(self.sizes)
-            remove_folder(storages[self.storage], self.folder, names)
-        except Exception:
-            logger.exception("files=%s cannot be removed, tried again later", self.folder)
+            try_to_remove(storages[self.storage], self.folder, names)
+
+    def remove_older(self) -> None:
+        """Remove what earlier attempts left: their workers have died."""
+        try_to_remove(storages[self.storage], self.folder.rpartition("/")[0])
 
 
 class JobFile:
@@ -159,6 +159,16 @@ def remove_folder(storage: Storage, folder: str, names: Iterable[str] = ()) -> N
             storage.delete(folder)
 
 
+def try_to_remove(storage: Storage, folder: str, names: Iterable[str] = ()) -> bool:
+    """Remove a folder of ours; what cannot be removed is logged, and left to the sweep."""
+    try:
+        remove_folder(storage, folder, names)
+    except Exception:
+        logger.exception("files=%s cannot be removed, tried again later", folder)
+        return False
+    return True
+
+
 def is_local(storage: Storage) -> bool:
     """Tell whether a storage is a folder of this machine."""
     try:
@@ -197,7 +207,7 @@ class Strays:
         self._storage = storage
         self._next = 0.0
 
-    def sweep(self, now: float | None = None) -> None:
+    def sweep(self) -> None:
         """Look, if it is time to. What cannot be removed is logged, and tried again later."""
         began = time.monotonic()
         if began < self._next:
@@ -212,10 +222,7 @@ class Strays:
             )
 
     def _sweep(self, storage: Storage) -> None:
-        try:
-            names = storage.listdir(f"{ROOT}/{self._kind}")[0]
-        except (FileNotFoundError, NotImplementedError):
-            return
+        names = folders_in(storage, f"{ROOT}/{self._kind}")
         uids = [uid for uid in map(_old_uid, names) if uid is not None]
         for start in range(0, len(uids), CHUNK):
             self._sweep_chunk(storage, uids[start : start + CHUNK])
@@ -234,17 +241,21 @@ class Strays:
             result = row.result if isinstance(row.result, dict) else {}
             kept = str(result.get("file", ""))
             folder = folder_of(self._kind, row.uid)
-            for token in storage.listdir(folder)[0]:
+            for token in folders_in(storage, folder):
                 if not kept.startswith(f"{folder}/{token}/"):
                     self._remove(storage, f"{folder}/{token}")
 
     def _remove(self, storage: Storage, folder: str) -> None:
-        try:
-            remove_folder(storage, folder)
-        except Exception:
-            logger.exception("files=%s cannot be removed, tried again later", folder)
-        else:
+        if try_to_remove(storage, folder):
             logger.info("files=%s removed: no job has them", folder)
+
+
+def folders_in(storage: Storage, folder: str) -> list[str]:
+    """Return the folders in one; none where it is gone or the storage cannot list."""
+    try:
+        return list(storage.listdir(folder)[0])
+    except (FileNotFoundError, NotImplementedError):
+        return []
 
 
 def _old_uid(name: str) -> UUID | None:

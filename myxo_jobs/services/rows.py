@@ -151,8 +151,8 @@ def as_service_job(row: Job) -> ServiceJob:
     """Return the row of a job as services see it."""
     if isinstance(row, ServiceJob):
         return row
-    job: ServiceJob = ServiceJob.objects.using(row._state.db).get(pk=row.pk)
-    return job
+    loaded = [field.attname for field in Job._meta.concrete_fields if field.attname in vars(row)]
+    return ServiceJob.from_db(row._state.db, loaded, [vars(row)[name] for name in loaded])
 
 
 @contextmanager

@@ -113,6 +113,8 @@ def _process_of(service: JobService) -> Callable[..., Any]:
 
         row = ServiceJob.objects.defer("payload").get(pk=run.id)
         job, files = _running(service, row, payload, run)
+        if run.attempt > 1:
+            files.remove_older()
         try:
             with speaking(job), _spoken_reasons():
                 return checked_result(files, service.process(job))
@@ -125,6 +127,8 @@ def _process_of(service: JobService) -> Callable[..., Any]:
 
         row = await ServiceJob.objects.defer("payload").aget(pk=run.id)
         job, files = _running(service, row, payload, run)
+        if run.attempt > 1:
+            await sync_to_async(files.remove_older, thread_sensitive=False)()
         try:
             with speaking(job), _spoken_reasons():
                 return checked_result(files, await service.process(job))
@@ -174,7 +178,9 @@ def checked_result(files: AttemptFiles, result: Any) -> Any:
             )
         return result
     _check_counts(result)
-    name = result.get("file", _only(list(sizes)) if sizes else None)
+    if "file" not in result and sizes:
+        result = {**result, "file": _only(list(sizes))}
+    name = result.get("file")
     if name is None:
         return result
     if name not in sizes:

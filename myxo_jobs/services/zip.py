@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -216,8 +217,7 @@ class _Sources:
             raise _refused()
         try:
             if root is not None:
-                # All links followed, it is a plain file inside the storage.
-                path = Path(storage.path(entry.source)).resolve(strict=True)
+                path = _followed(storage.path(entry.source))
                 if not (path.is_relative_to(root) and path.is_file()):
                     raise _refused()
             return storage.size(entry.source)
@@ -247,6 +247,18 @@ class _Sources:
                     yield chunk
         except NOT_TO_BE_READ as error:
             raise _gone_or_refused(error) from error
+
+
+def _followed(path: str) -> Path:
+    """Return a path with all links followed. Raises Unreadable where they lead nowhere."""
+    try:
+        return Path(path).resolve(strict=True)
+    except RuntimeError as error:  # links in a circle, before Python 3.13
+        raise _refused() from error
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise _refused() from error
+        raise
 
 
 def _refused() -> Unreadable:

@@ -56,6 +56,12 @@ class HandlerConnections:
         for alias in list(self._connections):
             _close(self._connections.pop(alias))
 
+    def leave(self) -> None:
+        """Between times in which the thread needs none: the next one makes this anew."""
+        for alias in list(self._connections):
+            self._forget(alias)
+            del self._connections[alias]
+
     def _tidy(self, alias: str, connection: BaseDatabaseWrapper) -> None:
         connection.queries_log.clear()  # grows by each query when DEBUG is on
         if alias in self._traced or not self._is_fit(connection):
@@ -80,6 +86,10 @@ class HandlerConnections:
         return database_of(connection).is_fit(connection)
 
     def _replace(self, alias: str) -> None:
+        self._forget(alias)
+        self._watch(alias)
+
+    def _forget(self, alias: str) -> None:
         _close(self._connections[alias])
         # Not only closed: a wrapper inside an atomic block that nobody will leave
         # refuses every query from then on.
@@ -87,7 +97,6 @@ class HandlerConnections:
             _close(connections[alias])
         del connections[alias]
         self._traced.discard(alias)
-        self._watch(alias)
 
     def _watch(self, alias: str) -> None:
         connection = connections[alias]

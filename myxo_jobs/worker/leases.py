@@ -25,6 +25,8 @@ RENEW_BELOW = 2 / 3
 TICKS_A_LEASE = 6
 SHORTEST_TICK_SECONDS = 0.02
 LONGEST_TICK_SECONDS = 1.0
+# A pass that has not ended by then has been held up. No claim of ours can be over yet.
+LATE_AFTER = RENEW_BELOW - 1 / 6
 RETRY_SECONDS = 0.2
 # How often the progress of runs is written at most.
 PROGRESS_SECONDS = 0.5
@@ -47,7 +49,9 @@ class LeaseKeeper:
         self._nudge = threading.Event()
         self._renewed = threading.Condition()
         # Whether a claim could not be renewed because somebody has its row locked.
-        self.has_locked = False
+        self._has_locked = False
+        self._late_seconds = shortest_lease * LATE_AFTER
+        self._passed_at = time.monotonic()
         self._stopped = False
         self._progress_at = 0.0
         self._cancelled_at = 0.0
@@ -74,6 +78,11 @@ class LeaseKeeper:
 
     def held(self) -> list[Claim]:
         return list(self._claims)
+
+    def holds_all(self) -> bool:
+        """Tell whether none of the claims may be over though their jobs run here."""
+        is_late = time.monotonic() - self._passed_at > self._late_seconds
+        return not self._claims or not (self._has_locked or is_late)
 
     def extend(self, claim: Claim, seconds: float) -> None:
         """Make a claim last at least so long from now; return once that is stored.
@@ -145,7 +154,8 @@ class LeaseKeeper:
             with self._renewed:
                 self._renewed.notify_all()
             locked += self._drop_lost([claim for claim in batch if claim.job_id not in renewed])
-        self.has_locked = locked > 0
+        self._has_locked = locked > 0
+        self._passed_at = now
 
     def _write_progress(self) -> None:
         """Write what runs noted last; what cannot be written now is, the next time."""

@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context
 from typing import Any, Literal
 
 import msgspec
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
 from myxo_jobs import queue
 from myxo_jobs.databases import database_of
@@ -31,6 +32,7 @@ from myxo_jobs.handlers import Notes, Run
 from myxo_jobs.models import Job, moment_of
 from myxo_jobs.payloads import describe, encode_result, path_of, storable
 from myxo_jobs.queue import Claim
+from myxo_jobs.worker.connections import HandlerConnections
 from myxo_jobs.worker.limits import TimeLimits
 
 Verb = Literal[
@@ -40,6 +42,7 @@ Verb = Literal[
 
 # Ends after which a job stays for a person, once they are stored.
 FINAL_FAILURES: frozenset[Verb] = frozenset(["fail", "fail_unrun"])
+SEE_OFF_AGAIN_SECONDS = 0.5
 ENDS = {"lost": "lost", "late": "timeout"}
 
 _NOTHING = nullcontext()
@@ -113,6 +116,36 @@ def not_to_run(claim: Claim, around: Surroundings, now: float) -> Outcome | None
     return None
 
 
+def see_off_in_time(outcome: Outcome, around: Surroundings) -> None:
+    """See off a job, by this thread's connections: once the database answers.
+
+    A worker that stops meanwhile leaves it to whoever claims it next.
+    """
+    while True:
+        try:
+            see_off(outcome, around.alias)
+        except (OperationalError, InterfaceError):
+            connections[around.alias].close_if_unusable_or_obsolete()
+        except DatabaseError as error:
+            queue.tell(logging.ERROR, outcome.claim, "is not cleaned up", error=error)
+            return
+        else:
+            return
+        if around.is_stopping():
+            outcome.verb = "none"
+            return
+        time.sleep(SEE_OFF_AGAIN_SECONDS)
+
+
+def see_off_apart(outcome: Outcome, around: Surroundings) -> None:
+    """See off a job, by connections that are opened for it."""
+    own = HandlerConnections()
+    try:
+        see_off_in_time(outcome, around)
+    finally:
+        own.leave()
+
+
 def see_off(outcome: Outcome, alias: str) -> None:
     """Call what the handler has for a job that fails for good: `explain` and `cleanup`.
 
@@ -156,7 +189,8 @@ def run(claim: Claim, around: Surroundings) -> Outcome:
         if claim.handler.atomic:
             return _run_atomic(claim, arguments, around)
         # A fresh context: language, time zone and all context variables at their start.
-        return _done(claim, Context().run(_call, claim, arguments, around))
+        returned = Context().run(_call, claim, arguments, around)
+        return Outcome(claim, "complete") if claim.handler.keep is None else _done(claim, returned)
     except BaseException as raised:
         return outcome_of(claim, raised)
 
@@ -208,7 +242,7 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
         with watch:
             async with asyncio.timeout(timeout) as limit:
                 try:
-                    with _stoppable(claim):
+                    with _stoppable(claim) if claim.handler.keep is not None else _NOTHING:
                         returned = await claim.handler.function(*arguments)
                 finally:
                     _end_a_fork(around)
@@ -227,7 +261,7 @@ async def run_async(claim: Claim, around: Surroundings) -> Outcome:
 def _stoppable(claim: Claim) -> Iterator[None]:
     """Let an async run of a kept job be cancelled, at its next await, if the job is."""
     task = asyncio.current_task()
-    if claim.handler.keep is None or task is None:
+    if task is None:
         yield
         return
     loop, is_running = task.get_loop(), True
@@ -295,8 +329,7 @@ def end_as_cancelled(outcome: Outcome) -> bool:
     if outcome.verb in ("complete", "keep", "none"):
         return False  # it is done all the same
     was_final = outcome.verb in FINAL_FAILURES
-    outcome.verb = "fail"
-    outcome.reason, outcome.message = "cancelled", ""
+    outcome.verb, outcome.reason = "fail", "cancelled"
     outcome.error = outcome.error or "Cancelled"
     outcome.exception = outcome.exception or path_of(Cancelled())
     return not was_final

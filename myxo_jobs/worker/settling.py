@@ -152,11 +152,7 @@ class Settling:
             self._locked = []
         by_verb: defaultdict[Verb, list[Outcome]] = defaultdict(list)
         for outcome in self._outcomes:
-            has_failed = outcome.claim.cancelled and end_as_cancelled(outcome)
-            if has_failed and outcome.claim.handler.sees_off:
-                self._leaving.add(outcome)
-                self._see_off(outcome)
-            else:
+            if not outcome.claim.cancelled or not self._leaves(outcome):
                 by_verb[outcome.verb].append(outcome)
         self._outcomes = []
         batches = [
@@ -171,6 +167,14 @@ class Settling:
                 self._outcomes = [outcome for batch in batches for outcome in batch]
                 raise
             del batches[0]
+
+    def _leaves(self, outcome: Outcome) -> bool:
+        """End a cancelled job; tell whether it has to be seen off before that is stored."""
+        if not end_as_cancelled(outcome) or not outcome.claim.handler.sees_off:
+            return False
+        self._leaving.add(outcome)
+        self._see_off(outcome)
+        return True
 
     def _store_batch(self, connection: BaseDatabaseWrapper, outcomes: list[Outcome]) -> None:
         store = STORES[outcomes[0].verb]

@@ -24,7 +24,8 @@ from myxo_jobs.worker.running import (
     not_to_run,
     run,
     run_async,
-    see_off,
+    see_off_apart,
+    see_off_in_time,
     unstarted,
 )
 
@@ -152,8 +153,10 @@ class ThreadSlots(Slots):
                 outcome = run(claim, self._around)
             outcome.seconds = time.monotonic() - started
         if outcome.verb in FINAL_FAILURES:
-            see_off(outcome, self._around.alias)
-        if outcome.seconds is not None:
+            connections.tidy()
+            see_off_in_time(outcome, self._around)
+            connections.tidy()
+        elif outcome.seconds is not None:
             # Before anybody hears of the outcome: what the job left open may hold locks.
             connections.tidy()
         self._finish(outcome)
@@ -306,7 +309,8 @@ class AsyncSlots(Slots):
                 outcome = await run_async(claim, self._around)
             outcome.seconds = time.monotonic() - started
         if outcome.verb in FINAL_FAILURES:
-            await sync_to_async(see_off)(outcome, self._around.alias)
+            # Not by the connections of all async jobs, which others may be using.
+            await asyncio.to_thread(see_off_apart, outcome, self._around)
         await self._events.leave()
         self._finish(outcome)
 

@@ -49,19 +49,18 @@ class Sweeper:
             self._thread.join(seconds)
 
     def _serve(self) -> None:
-        own = HandlerConnections()
-        try:
-            while not self._stop.is_set():
-                own.freshen()
-                try:
-                    self.sweep()
-                except (DatabaseError, InterfaceError) as error:
-                    # The loop tells of an outage; what was not removed is, the next time.
-                    logger.debug("sweep broken off: %s", error)
-                own.tidy()
-                self._stop.wait(SWEEP_SECONDS)
-        finally:
-            own.close()
+        while not self._stop.is_set():
+            own = HandlerConnections()
+            try:
+                self.sweep()
+            except (DatabaseError, InterfaceError) as error:
+                # The loop tells of an outage; what was not removed is, the next time.
+                logger.debug("sweep broken off: %s", error)
+            except Exception:
+                logger.exception("sweep failed, tried again")
+            finally:
+                own.leave()
+            self._stop.wait(SWEEP_SECONDS)
 
     def sweep(self) -> None:
         """Remove what has expired."""

@@ -20,12 +20,11 @@ from myxo_jobs.databases import OnSuspect, database_of
 from myxo_jobs.handlers import Handler, registry
 from myxo_jobs.queue import Claim, Tokens
 from myxo_jobs.worker.board import Board
-from myxo_jobs.worker.connections import HandlerConnections
 from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
 from myxo_jobs.worker.limits import TimeLimits, rss_mib
 from myxo_jobs.worker.process import Leftovers, ProcessState
-from myxo_jobs.worker.running import Outcome, Surroundings, see_off, unstarted
+from myxo_jobs.worker.running import Outcome, Surroundings, see_off_apart, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
 from myxo_jobs.worker.suspects import Suspects, Writes
@@ -134,7 +133,7 @@ class Worker:
         is_own = watchdog or board is not None
         self._process = ProcessState() if is_own else None
         self._leftovers = Leftovers(self._tokens.prefix) if is_own else None
-        around = Surroundings(
+        self._around = around = Surroundings(
             alias=self.alias,
             is_stopping=lambda: self._stopping or bool(self.worn),
             extend=self._keeper.extend,
@@ -514,12 +513,11 @@ class Worker:
 
     def _may_take_suspects(self, lane: Lane, now: float) -> bool:
         # After an outage the living holders renew first: what looks expired then is
-        # mostly theirs. And while somebody has a row of ours locked, its lease may end
-        # without that anybody else holds it.
+        # mostly theirs. And what looks expired may be our own, while it is not renewed.
         return (
             self._outage_since is None
             and now >= max(lane.suspects_after, lane.stopped_until)
-            and not self._keeper.has_locked
+            and self._keeper.holds_all()
             and self._suspects.may_claim(now)
         )
 
@@ -598,13 +596,9 @@ class Worker:
             self._seen_off.append(outcome)
 
     def _see_off_and_return(self, outcome: Outcome) -> None:
-        connections = HandlerConnections()
         try:
-            see_off(outcome, self.alias)
-        except (DatabaseError, InterfaceError) as error:
-            queue.tell(logging.WARNING, outcome.claim, "is not cleaned up: %s", error)
+            see_off_apart(outcome, self._around)
         finally:
-            connections.close()
             self._seen_off.append(outcome)
             self._wake.set()
 

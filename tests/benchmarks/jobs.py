@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
 import msgspec
+from django.conf import settings
 from django.db import connection
 
 from myxo_jobs import Jobs, job
+from myxo_jobs.services import ZipEntry, ZipService, register
+from myxo_jobs.services.rows import ServiceJob
 from tests.app.models import Note
 from tests.benchmarks.evidence import Evidence, write_down
 
@@ -91,6 +98,40 @@ def written(request: Written) -> None:
     write_down(request.number)
 
 
+class KeptNoop(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(KeptNoop, topic="benchmark.kept", keep=3600)
+def kept_noop(request: KeptNoop) -> int:
+    evidence.note(request.number)
+    return request.number
+
+
+LIMIT, LIMITED_SECONDS = 2, 0.5
+
+
+class Limited(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Limited, topic="benchmark.limited", workers=LIMIT, limit=LIMIT, lease=2.0)
+def limited(request: Limited) -> None:
+    """Note begin and end in a file."""
+    write_down(request.number)
+    time.sleep(LIMITED_SECONDS)
+    write_down(-1 - request.number)
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    number: int
+
+
+@job(Blocked, topic="benchmark.blocked", workers=4, limit=LIMIT)
+def blocked(request: Blocked) -> None:
+    time.sleep(0.05)
+
+
 class Failing(msgspec.Struct, frozen=True):
     number: int
 
@@ -98,3 +139,16 @@ class Failing(msgspec.Struct, frozen=True):
 @job(Failing, topic="benchmark.failing", workers=4, attempts=3, backoff=1.0)
 def failing(request: Failing) -> None:
     raise ConnectionRefusedError("the service behind this handler is down")
+
+
+@register
+class ZipFolder(ZipService):
+    """Zip what is in a folder of the storage, which the payload names."""
+
+    kind = "benchmark.zip"
+    payload_type = None
+
+    def entries(self, job: ServiceJob) -> Iterator[ZipEntry]:
+        folder = Path(settings.FILES, job.payload["folder"])
+        for path in sorted(folder.iterdir()) if folder.exists() else ():
+            yield ZipEntry(f"{folder.name}/{path.name}", name=f"notes/{path.name}")

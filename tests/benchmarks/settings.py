@@ -14,3 +14,12 @@ if DATABASE == "sqlite":
     for database in DATABASES.values():
         database["OPTIONS"]["init_command"] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
         database["OPTIONS"]["timeout"] = float(os.environ.get("MYXO_BENCHMARK_TIMEOUT", 20))
+
+# The files of the scenario `zips`: all in one folder, which it removes.
+FILES = os.environ.get("MYXO_BENCHMARK_FILES", "")
+STORAGES = {
+    "default": {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {"location": FILES},
+    },
+}

@@ -6,17 +6,18 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone, translation
 from django.utils.translation import gettext, gettext_lazy
 
 from myxo_jobs import GiveUp, Jobs, Snooze
+from myxo_jobs.handlers import Dials
 from myxo_jobs.models import Job, ServiceSettings
 from myxo_jobs.services import (
     JobService,
@@ -25,6 +26,7 @@ from myxo_jobs.services import (
     get_job,
     register,
 )
+from myxo_jobs.services.dials import dials
 from myxo_jobs.services.rows import ServiceJob
 from myxo_jobs.testing import run_jobs
 from tests.app.models import Note
@@ -480,30 +482,37 @@ def test_a_drain_is_no_cancel(worker):
 # -- dials ---------------------------------------------------------------------------
 
 
-def test_the_admin_comes_before_the_setting_and_the_setting_before_the_class(worker, settings):
-    seen: list[float] = []
+def test_the_admin_comes_before_the_setting_and_the_setting_before_the_class(settings):
     service(lambda self, job: None, retention_seconds=100, max_concurrent=4)
-    one = worker(topics=["export"], poll=0.1)
+    service(lambda self, job: None, kind="import", job_timeout_seconds=None)
 
-    def kept() -> float:
-        uid = enqueue("export", {})
-        job = wait_until(
-            lambda: get_job(uid) if get_job(uid).status == "done" else None, because="it is done"
-        )
-        seen.append((job.expires_at - job.completed_at).total_seconds())
-        return seen[-1]
+    def stands() -> Mapping[str, Dials]:
+        return dials(connection, ["export", "import"])
 
-    assert kept() == 100
-    settings.MYXO_JOBS = {"export_retention_seconds": 200}
-    wait_until(lambda: kept() == 200, because="the setting comes first")
-    ServiceSettings.objects.create(kind="export", retention_seconds=300)
-    wait_until(lambda: kept() == 300, because="the admin comes first", within=8)
-    ServiceSettings.objects.update(retention_seconds=None, max_concurrent=0)
-    time.sleep(3)
-    waits = enqueue("export", {})
-    time.sleep(1)
-    assert get_job(waits).status == "pending"
-    ServiceSettings.objects.all().delete()
-    wait_until(lambda: get_job(waits).status == "done", because="it is paused no more", within=8)
-    one.stop()
-    assert set(seen) == {100, 200, 300}
+    assert stands() == {"export": Dials(100, 4, 3600), "import": Dials(604_800, 1, None)}
+    settings.MYXO_JOBS = {
+        "export_retention_seconds": 200,
+        "export_job_timeout_seconds": 0.5,
+        "import_max_concurrent": 3,
+    }
+    assert stands() == {"export": Dials(200, 4, 0.5), "import": Dials(604_800, 3, None)}
+    ServiceSettings.objects.create(kind="export", retention_seconds=0, max_concurrent=0)
+    assert stands() == {"export": Dials(0, 0, 0.5), "import": Dials(604_800, 3, None)}
+    ServiceSettings.objects.update(retention_seconds=None)
+    assert stands()["export"] == Dials(200, 0, 0.5)
+
+
+def test_a_dial_that_a_person_turns_takes_effect_without_a_restart(worker):
+    service(lambda self, job: None)
+    ServiceSettings.objects.create(kind="export", max_concurrent=0)
+    worker(topics=["export"], poll=0.1)
+    uid = enqueue("export", {})
+    time.sleep(0.5)
+    assert get_job(uid).status == "pending"
+    ServiceSettings.objects.update(max_concurrent=1, retention_seconds=300)
+    job = wait_until(
+        lambda: get_job(uid) if get_job(uid).status == "done" else None,
+        because="it is paused no more",
+    )
+
+    assert job.expires_at - job.completed_at == timedelta(seconds=300)

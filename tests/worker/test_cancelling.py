@@ -98,6 +98,27 @@ def test_a_job_that_is_cancelled_while_it_waits_ends_as_its_handler_says():
     assert (told, cleaned) == ([job_id], ["failed"])
 
 
+@pytest.mark.parametrize("raised", [ValueError("a"), Snooze(60), Snooze(0)], ids=repr)
+def test_a_job_whose_cancel_is_noticed_with_its_outcome_is_cleaned_up_once(worker, raised):
+    cleaned: list[int] = []
+    started, ends = threading.Event(), threading.Event()
+
+    @job(Task, topic="t.Keep", keep=60, cleanup=lambda row: cleaned.append(row.pk))
+    def handle(request: Task) -> None:
+        started.set()
+        ends.wait(30)
+        raise raised
+
+    worker(topics=["t.Keep"])
+    job_id = jobs.put(Task("a"))
+    assert started.wait(10)
+    jobs.cancel(job_id)
+    ends.set()  # at once: the run has not heard of it
+
+    assert outcome(ended(job_id)) == AS_CANCELLED
+    assert cleaned == [job_id]
+
+
 # -- one that runs ----------------------------------------------------------------
 
 

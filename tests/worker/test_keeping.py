@@ -9,13 +9,16 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
 from myxo_jobs import GiveUp, Jobs, Run, job, queue
+from myxo_jobs.databases import Row
 from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
 from myxo_jobs.testing import run_jobs
+from myxo_jobs.worker.running import Outcome
+from myxo_jobs.worker.settling import STORES
 from tests.rig import handler_of, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -276,6 +279,80 @@ def test_a_function_of_the_handler_is_called_in_the_transaction_of_the_outcome(w
     # The first call failed, and took what it had put and the outcome with it.
     assert calls == [job_id, job_id]
     assert Job.objects.filter(topic="t.Other").count() == 1
+
+
+@pytest.mark.parametrize("ends", ["done", "failed", "cancelled", "by run_jobs"])
+def test_a_job_that_a_handler_asks_for_is_put_with_the_outcome_and_wakes_its_worker(worker, ends):
+    ran: list[str] = []
+
+    @job(Task, topic="t.Keep", keep=60, attempts=1)
+    def handle(request: Task) -> None:
+        if ends == "failed":
+            raise ValueError
+
+    class Follow(msgspec.Struct, frozen=True):
+        job_id: int
+
+    @job(Follow, topic="t.Follow")
+    def follow(request: Follow) -> None:
+        ran.append(jobs.get(request.job_id).status)
+
+    def follow_up(connection: Any, job_id: int) -> Row:
+        return Row("t.Follow", f'{{"job_id":{job_id}}}', None, 0)
+
+    change(at_outcome=follow_up)
+    if ends == "cancelled":
+        jobs.cancel(jobs.put(Task("a")))
+    if ends == "by run_jobs":
+        jobs.put(Task("a"))
+        assert run_jobs() == 2
+    else:
+        worker(topics=["t.Keep", "t.Follow"], poll=60)
+        if ends != "cancelled":
+            jobs.put(Task("a"))
+    wait_until(lambda: ran, because="the outcome stands, and what follows it runs")
+
+    assert ran == ["done" if ends in ("done", "by run_jobs") else "failed"]
+
+
+NOTHING: Any = None
+
+
+def test_a_follow_up_that_the_database_refuses_leaves_no_outcome(claim_one):
+    @job(Task, topic="t.Keep", keep=60)
+    def handle(request: Task) -> None: ...
+
+    change(at_outcome=lambda connection, job_id: Row("t.Follow", NOTHING, None, 0))
+    job_id = jobs.put(Task("a"))
+    outcome = Outcome(claim_one("t.Keep"), "keep", result="null")
+    with pytest.raises(DatabaseError):
+        STORES["keep"](connection, [outcome])
+
+    assert jobs.get(job_id).status == "running"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("ValueError", "a told of ValueError"), ("GiveUp", "no such note"), ("fault", "")],
+)
+def test_the_owner_is_told_what_the_handler_explains(worker, name, message):
+    @job(Task, topic="t.Keep", keep=60, attempts=2, backoff=0)
+    def handle(request: Task) -> None:
+        raise GiveUp("no such note") if name == "GiveUp" else ValueError("secret")
+
+    def explain(row: Job, error: BaseException) -> str:
+        if name == "fault":
+            raise SystemExit
+        explained.append(row.pk)
+        return f"{msgspec.json.decode(row.payload)['name']} told of {type(error).__name__}"
+
+    explained: list[int] = []
+    change(explain=explain)
+    worker(topics=["t.Keep"])
+    row = ended(jobs.put(Task("a")))
+
+    assert (row.status, row.message) == ("failed", message)
+    assert len(explained) <= 1
 
 
 def change(**fields: Any) -> None:

@@ -9,11 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
 from myxo_jobs import GiveUp, Jobs, Run, job, queue
 from myxo_jobs.models import Job
 from myxo_jobs.testing import run_jobs
+from myxo_jobs.worker import running, sweeping
+from myxo_jobs.worker.board import Board
+from myxo_jobs.worker.running import Outcome
 from myxo_jobs.worker.sweeping import Sweeper
 from tests.rig import ago, handler_of, in_threads, make_job, wait_until
 
@@ -180,6 +184,53 @@ def test_a_cleanup_that_raises_does_not_hold_up_the_failure(worker):
     wait_until(lambda: jobs.get(job_id).failed, because="it gave up")
 
 
+def test_a_failure_is_cleaned_up_whatever_the_handler_left_of_its_connection(worker):
+    cleaned: list[int] = []
+
+    @job(Task, topic="t.Fail", attempts=1, cleanup=lambda row: cleaned.append(row.pk))
+    def handle(request: Task) -> None:
+        connection.set_autocommit(False)
+        connection.cursor().execute("SELECT no_such_column")
+
+    worker(topics=["t.Fail"])
+    job_id = jobs.put(Task("a"))
+    wait_until(lambda: jobs.get(job_id).failed, because="it has failed for good")
+
+    assert cleaned == [job_id]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_failure_is_cleaned_up_once_the_database_answers(worker, monkeypatch, is_async):
+    cleaned: list[int] = []
+    tries: list[int] = []
+
+    def read_the_row(outcome: Outcome, alias: str) -> None:
+        tries.append(outcome.claim.job_id)
+        if len(tries) < 3:
+            raise OperationalError("it is away")
+        see_off(outcome, alias)
+
+    see_off = running.see_off
+    monkeypatch.setattr(running, "see_off", read_the_row)
+    options = {"topic": "t.Fail", "attempts": 1, "cleanup": lambda row: cleaned.append(row.pk)}
+    if is_async:
+
+        @job(Task, **options)
+        async def handle(request: Task) -> None:
+            raise ValueError
+    else:
+
+        @job(Task, **options)
+        def handle(request: Task) -> None:
+            raise ValueError
+
+    worker(topics=["t.Fail"])
+    job_id = jobs.put(Task("a"))
+    wait_until(lambda: jobs.get(job_id).failed, because="it has failed for good")
+
+    assert (cleaned, tries) == ([job_id], [job_id] * 3)
+
+
 def test_run_jobs_calls_the_cleanup_of_a_failed_job():
     cleaned: list[int] = []
     kept(lambda row: cleaned.append(row.pk))
@@ -200,4 +251,71 @@ def test_the_job_of_a_worker_that_died_in_its_last_attempt_is_cleaned_up(runjobs
 
     assert ledger.count("begin", name="a") == 2
     assert ledger.count("cleanup", name="a") == 1
-    assert jobs.get(job_id).reason == "lost"
+    row = jobs.get(job_id)
+    assert row.reason == "lost"
+    assert row.error == "WorkerLost: its worker process was killed by signal SIGKILL"
+    assert [one["exception"] for one in msgspec.json.decode(row.attempt_log)] == [
+        "myxo_jobs.errors.WorkerLost"
+    ] * 2
+
+
+def charge(claim: queue.Claim) -> None:
+    """Record that the timeout of a run could not end it, as the supervisor does."""
+    board = Board()
+    board.introduce(claim.token.rpartition(".")[0])
+    board.add([claim])
+    board.start(claim, 0.0)
+    board.interrupt(claim)
+    queue.charge_timeouts(connection, list(board.entries()))
+
+
+def test_a_run_that_its_timeout_could_not_end_is_followed_after_the_backoff(claim_one):
+    kept(lambda row: None, attempts=2, backoff=60)
+    job_id = jobs.put(Task("a"))
+    charge(claim_one("t.Keep"))
+
+    row = jobs.get(job_id)
+    assert (row.status, row.attempts) == ("pending", 1)
+    assert row.error.startswith("JobTimeout: ")
+    assert 55 < (row.due - timezone.now()).total_seconds() < 61
+
+
+def test_a_last_run_that_its_timeout_could_not_end_is_cleaned_up_by_a_worker(claim_one, worker):
+    cleaned: list[int] = []
+    kept(lambda row: cleaned.append(row.pk), attempts=1)
+    job_id = jobs.put(Task("a"))
+    charge(claim_one("t.Keep"))
+    worker(topics=["t.Keep"])
+    wait_until(lambda: jobs.get(job_id).failed, because="it has no attempt left")
+
+    row = jobs.get(job_id)
+    assert (cleaned, row.reason, row.attempts) == ([job_id], "timeout", 1)
+    assert row.error.startswith("JobTimeout: it took longer than its timeout, and could not")
+
+
+def test_a_sweep_leaves_no_connection_open_and_survives_whatever_it_meets(monkeypatch, caplog):
+    kept()
+    seen: list[object] = []
+    faults = iter([OSError("no descriptor is left"), OperationalError("gone"), None])
+    monkeypatch.setattr(sweeping, "SWEEP_SECONDS", 0.05)
+    one = sweeper()
+    sweep = one.sweep
+
+    def broken() -> None:
+        seen.append(connections["default"].connection)
+        fault = next(faults, None)
+        sweep()
+        if fault is not None:
+            raise fault
+
+    monkeypatch.setattr(one, "sweep", broken)
+    expired = [done()]
+    with caplog.at_level(logging.ERROR, logger="myxo_jobs"):
+        one.start()
+        wait_until(lambda: len(seen) >= 4, because="it sweeps on")
+        expired.append(done())
+        wait_until(lambda: not Job.objects.exists(), because="it removes what has expired")
+        one.stop(10)
+
+    assert set(seen) == {None}
+    assert ["sweep failed" in record.getMessage() for record in caplog.records] == [True]

@@ -6,9 +6,22 @@ from tests.benchmarks.scenarios import (
     drains,
     idle,
     latency,
+    limits,
     load,
     puts,
     resources,
+    zips,
 )
 
-__all__ = ["beside", "claims", "drains", "idle", "latency", "load", "puts", "resources"]
+__all__ = [
+    "beside",
+    "claims",
+    "drains",
+    "idle",
+    "latency",
+    "limits",
+    "load",
+    "puts",
+    "resources",
+    "zips",
+]

@@ -29,6 +29,11 @@ LATER = {"topic": f"'{TOPIC}'", "due": "{later}"}
 FLIGHT = PENDING | {
     "worker": "'other.1'", "lease_until": "{later}", "started_at": "{ago}", "attempts": "1",
 }  # fmt: skip
+KEPT = {
+    "topic": f"'{TOPIC}'", "due": "NULL", "attempts": "1", "uid": "{uid}", "result": "'3'",
+    "completed_at": "{ago}", "updated_at": "{ago}", "expires_at": "{later}",
+    "owner_kind": "'auth.user'", "owner_id": "n % 1000",
+}  # fmt: skip
 CASES: dict[str, tuple[int, dict[str, str]]] = {
     BASELINE: (0, PENDING),
     "10 thousand pending": (9_000, PENDING),
@@ -37,6 +42,7 @@ CASES: dict[str, tuple[int, dict[str, str]]] = {
     "1 million delayed": (MILLION, LATER),
     "delayed, higher priority": (MILLION, LATER | {"priority": "5"}),
     "1 million failed": (MILLION, PENDING | {"failed": "true", "attempts": "10"}),
+    "1 million kept": (MILLION, KEPT),
     "200 topics": (200_000, PENDING | {"topic": "'other.' || (n % 200)"}),
     "5,000 in flight": (5_000, FLIGHT),
 }
@@ -83,6 +89,7 @@ def _make_schema(schema: str, count: int, columns: dict[str, str]) -> None:
     moments = {
         "ago": "statement_timestamp() - interval '1 hour'",
         "later": "statement_timestamp() + interval '1 hour'",
+        "uid": "gen_random_uuid()",
     }
     _execute(
         f"CREATE SCHEMA {schema}",
@@ -104,6 +111,7 @@ def _make_file(path: str, count: int, columns: dict[str, str]) -> None:
     moments = {
         "ago": "strftime('%Y-%m-%d %H:%M:%f', 'now', '-1 hour')",
         "later": "strftime('%Y-%m-%d %H:%M:%f', 'now', '+1 hour')",
+        "uid": "lower(hex(randomblob(16)))",
     }
     connection.close()
     shutil.copyfile(connection.settings_dict["NAME"], path)

@@ -74,6 +74,18 @@ def drain_async(bench: Bench, report: Report) -> None:
         drain_ours(report, "drain", "Noop", "benchmark.noop", count)
 
 
+@scenario(
+    "no-op jobs a second that are kept with their result; beside `drain` in the same run",
+    postgres=[at_least(RATE, 0.25, "drain")],
+    sqlite=[at_least(RATE, 0.25, "drain")],
+)
+def drain_kept(bench: Bench, report: Report) -> None:
+    count = bench.scaled(JOBS)
+    for _ in range(bench.rounds):
+        drain_ours(report, OURS, "KeptNoop", "benchmark.kept", count)
+        drain_ours(report, "drain", "Noop", "benchmark.noop", count)
+
+
 def act(function: str, **arguments: Any) -> Any:
     """Let one actor do its part alone; return what it measured."""
     with Stage() as stage:

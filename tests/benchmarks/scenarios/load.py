@@ -23,6 +23,7 @@ STARVED_PUTS = 25
 STARVED_PAUSE = 0.15
 FULL = 200_000
 STORM = 100_000
+STARVED = ("full topic", "storm", "limit", "priority")
 URGENT_FROM = 10_000_000
 HORIZON_JOBS = 40_000
 LAST = "jobs/s, last quarter"
@@ -102,14 +103,16 @@ def _put_all(each: int, *, with_worker: bool) -> float:
 
 @scenario(
     "milliseconds from a put to its start (p99) beside work that never ends: a full topic, "
-    "a topic whose jobs all fail, a backlog of its own topic with a lower priority",
-    postgres=[at_most(P99, 250, side=side) for side in ("full topic", "storm", "priority")],
-    sqlite=[at_most(P99, 250, side=side) for side in ("full topic", "storm", "priority")],
+    "a topic whose jobs all fail, one whose jobs its limit blocks, a backlog of its own topic "
+    "with a lower priority",
+    postgres=[at_most(P99, 250, side=side) for side in STARVED],
+    sqlite=[at_most(P99, 250, side=side) for side in STARVED],
 )
 def starvation(bench: Bench, report: Report) -> None:
     for _ in range(bench.rounds):
         _starve(bench, report, "full topic", "Noop", "benchmark.noop", FULL)
         _starve(bench, report, "storm", "Failing", "benchmark.failing", STORM)
+        _starve(bench, report, "limit", "Blocked", "benchmark.blocked", STORM)
         _starve(bench, report, "priority", "Timed", "benchmark.timed", FULL, priority=5)
 
 

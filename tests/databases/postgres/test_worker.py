@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -130,6 +132,34 @@ def test_a_worker_that_could_not_read_the_table_lets_living_holders_renew_first(
     wait_until(lambda: "fresh" in started, because="a new job is taken at once", within=2)
     wait_until(lambda: "held" in started, because="nobody has renewed the other", within=8)
     assert started["held"] - committed > 1.9  # a third of the lease
+
+
+@pytest.mark.needs_a_session("one of the worker's sessions is stopped")
+def test_a_worker_whose_renewals_hang_does_not_take_its_own_job_for_an_orphan(worker):
+    let_go = threading.Event()
+    attempts: list[int] = []
+
+    @job(Task, topic="t.Task", workers=2, lease=1)
+    def handle(request: Task, run: Run) -> None:
+        attempts.append(run.attempt)
+        let_go.wait(30)
+
+    worker(topics=["t.Task"])
+    jobs.put(Task())
+    renewal = "SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND strpos(query, %s) > 0"
+    [(pid,)] = wait_until(lambda: ask(renewal, "json_to_recordset"), because="it is renewed")
+    command = Path(f"/proc/{pid}/comm")
+    if not command.exists() or "postgres" not in command.read_text():
+        pytest.skip("the server runs on another machine")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(2.5)
+        assert attempts == [1]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        let_go.set()
+    wait_until(lambda: not Job.objects.exists(), because="it is done")
+    assert attempts == [1]
 
 
 # -- how many sessions --------------------------------------------------------

@@ -1,0 +1,1 @@
+from tests.services import services  # noqa: F401 - registers them

@@ -1,0 +1,424 @@
+"""A job's files: written once, told by the outcome, and gone with their job."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import signal
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.conf import global_settings
+from django.core.files.storage import FileSystemStorage, storages
+
+from myxo_jobs import GiveUp, Jobs, queue
+from myxo_jobs.models import Job
+from myxo_jobs.services import JobService, delete_job, enqueue, get_job, register
+from myxo_jobs.services.rows import ServiceJob
+from myxo_jobs.testing import run_jobs
+from myxo_jobs.worker import worker as worker_module
+from myxo_jobs.worker.sweeping import Sweeper
+from tests.rig import ago, handler_of, make_job, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+jobs = Jobs()
+tokens = queue.Tokens()
+# A uuid7 of the year 2025.
+OLD = UUID("01942000-0000-7000-8000-000000000001")
+
+Process = Callable[[JobService, ServiceJob], Any]
+
+
+def service(process: Process, **attributes: Any) -> None:
+    """Register a service of kind `export`."""
+    defaults = {"kind": "export", "backoff": 0.05, "process": process}
+    register(type("Export", (JobService,), {**defaults, **attributes}))
+
+
+def write(self: JobService, job: ServiceJob) -> None:
+    with job.file("notes.csv", text=True) as f:
+        f.write("a,b\r\n")
+
+
+def old_uid(number: int) -> UUID:
+    return UUID(int=OLD.int + number)
+
+
+# -- writing -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_only_file_written_is_the_jobs_file(worker, ended, private, is_async):
+    seen: list[Any] = []
+
+    def process(self: JobService, job: ServiceJob) -> dict[str, int]:
+        with job.file("notes.csv", text=True) as f:
+            csv.writer(f).writerow(["é", "a\nb"])
+            seen.append(f.name)
+        seen.append((f.name, f.size))
+        return {"bytes_out": f.size}
+
+    async def process_async(self: JobService, job: ServiceJob) -> dict[str, int]:
+        async with job.file("notes.csv", text=True) as f:
+            csv.writer(f).writerow(["é", "a\nb"])
+            seen.append(f.name)
+        seen.append((f.name, f.size))
+        return {"bytes_out": f.size}
+
+    service(process_async if is_async else process)
+    worker(topics=["export"])
+    uid = enqueue("export", {})
+    job = ended(uid)
+    name = job.result["file"]
+
+    root, kind, folder, token, last = name.split("/")
+    assert (root, kind, folder, last) == ("myxo_jobs", "export", uid, "notes.csv")
+    assert len(token) >= 22
+    assert (private / name).read_bytes() == 'é,"a\nb"\r\n'.encode()
+    assert seen == [name, (name, 10)]
+    assert job.result == {"bytes_out": 10, "file": name, "storage": "myxo_jobs", "file_bytes": 10}
+
+
+def test_a_file_is_seekable_and_of_bytes_unless_of_text(worker, ended, private):
+    def process(self: JobService, job: ServiceJob) -> None:
+        with job.file("notes.zip") as f, zipfile.ZipFile(f, "w") as archive:
+            archive.writestr("a.txt", "a")
+
+    service(process)
+    worker(topics=["export"])
+    job = ended(enqueue("export", {}))
+
+    assert zipfile.ZipFile(private / job.result["file"]).read("a.txt") == b"a"
+    assert job.bytes_out == (private / job.result["file"]).stat().st_size
+
+
+def test_of_several_files_the_result_names_the_jobs(worker, ended, private):
+    def process(self: JobService, job: ServiceJob) -> Any:
+        with job.file("a.txt") as a, job.file("b.txt") as b:
+            a.write(b"a")
+            b.write(b"bb")
+        if job.payload == "no":
+            return {"file": None}
+        return {"file": b.name} if job.payload else None
+
+    service(process)
+    worker(topics=["export"])
+    job = ended(enqueue("export", True))
+    assert job.result["file"].endswith("/b.txt")
+    assert job.result["file_bytes"] == 2
+    assert ended(enqueue("export", "no")).result == {"file": None}
+    unnamed = ended(enqueue("export", False))
+    assert (unnamed.status, unnamed.attempts) == ("failed", 1)
+    assert "name the job's in result['file']" in unnamed.error
+
+
+@pytest.mark.parametrize("name", ["../a", "a/b", "", ".", "..", "a\x00", "a\n", "x" * 256, 7, None])
+def test_what_is_no_name_of_a_file_is_refused(worker, ended, private, name):
+    service(lambda self, job: job.file(name), attempts=1)
+    worker(topics=["export"])
+
+    assert ended(enqueue("export", {})).error.startswith("ValueError: file takes the plain name")
+    assert list(private.iterdir()) == []
+
+
+def test_a_name_is_used_once_in_an_attempt(worker, ended, files):
+    def process(self: JobService, job: ServiceJob) -> None:
+        write(self, job)
+        write(self, job)
+
+    service(process, attempts=1)
+    worker(topics=["export"])
+
+    assert "has written a file 'notes.csv' already" in ended(enqueue("export", {})).error
+    assert files() == []
+
+
+def test_a_file_of_another_job_cannot_be_named(worker, ended):
+    service(lambda self, job: write(self, job) or {"file": job.payload})
+    worker(topics=["export"])
+    theirs = enqueue("export", None)
+    job = ended(theirs)
+    assert job.result == {"file": None}
+    others = ended(enqueue("export", f"myxo_jobs/export/{theirs}/x/notes.csv"))
+
+    assert (others.status, others.attempts) == ("failed", 1)
+    assert others.error.startswith("ResultInvalid: result['file'] takes the name of a file of this")
+
+
+def test_a_block_that_raises_stores_nothing(worker, ended, files):
+    def process(self: JobService, job: ServiceJob) -> None:
+        with job.file("notes.csv") as f:
+            f.write(b"half")
+            raise GiveUp("no")
+
+    service(process)
+    worker(topics=["export"])
+
+    assert ended(enqueue("export", {})).status == "failed"
+    assert files() == []
+
+
+def test_each_attempt_has_a_folder_of_its_own_and_a_failed_one_leaves_no_file(worker, ended, files):
+    def process(self: JobService, job: ServiceJob) -> None:
+        with job.file("large.bin") as f:
+            f.write(b"x" * 1_000_000)
+        seen.append(f.name)
+        if job.attempt < 3:
+            raise ValueError
+
+    seen: list[str] = []
+    service(process)
+    worker(topics=["export"])
+    job = ended(enqueue("export", {}))
+
+    assert len(set(seen)) == 3
+    assert files() == [job.result["file"]] == [seen[-1]]
+
+
+def test_a_storage_that_cannot_be_written_is_a_failed_attempt(worker, ended, private):
+    if os.geteuid() == 0:
+        (private / "myxo_jobs").write_text("a file where the folder should be")
+    else:
+        private.chmod(0o500)
+    service(write, attempts=1)
+    worker(topics=["export"])
+    job = ended(enqueue("export", {}))
+
+    assert (job.status, job.reason) == ("failed", "error")
+
+
+def test_a_service_can_name_its_storage_and_so_can_the_setting(ended, worker, settings, private):
+    service(write, storage="default")
+    service(write, kind="other")
+    worker(topics=["export", "other"])
+    assert ended(enqueue("export", {})).result["storage"] == "default"
+    settings.MYXO_JOBS = {"storage": "default"}
+    assert ended(enqueue("other", {})).result["storage"] == "default"
+
+
+@pytest.mark.parametrize("kills", [1, 3], ids=["once", "always"])
+def test_a_killed_worker_leaves_no_working_file(runjobs, ledger, tmp_path, files, private, kills):
+    settings = {
+        "STORAGES": {
+            **global_settings.STORAGES,
+            "myxo_jobs": {
+                "BACKEND": "django.core.files.storage.FileSystemStorage",
+                "OPTIONS": {"location": str(private)},
+            },
+        },
+        "FILE_UPLOAD_TEMP_DIR": str(tmp_path),
+    }
+    worker = runjobs("--topics", "deadly", "--processes", "1", settings=settings)
+    uid = enqueue("deadly", {"name": "a", "kills": kills})
+    job = wait_until(
+        lambda: get_job(uid) if get_job(uid).status in ("done", "failed") else None,
+        because="it has ended",
+        within=60,
+    )
+    worker.send(signal.SIGTERM)
+    worker.wait()
+
+    assert ledger.count("begin", name="a") == min(kills + 1, 3)
+    if kills == 1:
+        assert job.status == "done"
+        good = job.result["file"]
+        assert files() == sorted([good, good.replace("good.txt", "working.bin")])
+    else:
+        assert (job.status, job.reason) == ("failed", "lost")
+        assert ledger.count("cleanup", name=uid) >= 1
+        assert files() == []
+    assert list(tmp_path.glob("*.bin")) == []
+
+
+# -- removing ------------------------------------------------------------------------
+
+
+def sweeper(*, tidies: bool = True) -> Sweeper:
+    return Sweeper("default", [handler_of("export")], tokens.next, tidies=tidies)
+
+
+def done_with_file(private: Path, seconds_ago: float = 5, **columns: Any) -> tuple[Job, Path]:
+    uid = columns.pop("uid", None) or queue.uuid7()
+    name = f"myxo_jobs/export/{uid}/token/notes.csv"
+    path = private / name
+    path.parent.mkdir(parents=True)
+    path.write_text("x")
+    result = f'{{"file":"{name}","storage":"myxo_jobs","file_bytes":1}}'
+    values = {"status": "done", "expires_at": ago(seconds_ago), "result": result, "uid": uid}
+    return make_job("export", **values | columns), path
+
+
+def test_one_sweep_removes_the_expired_with_their_files_and_nothing_else(private):
+    cleaned: list[str] = []
+    service(write, cleanup=lambda self, job: cleaned.append(str(job.uid)))
+    expired = [done_with_file(private) for _ in range(100)]
+    running = [
+        make_job("export", status="running", uid=queue.uuid7(), expires_at=ago(3600))
+        for _ in range(50)
+    ]
+    fresh, fresh_file = done_with_file(private, -60)
+    project_file = private / "export/notes.csv"
+    project_file.parent.mkdir()
+    project_file.write_text("the project's own")
+    sweeper().sweep()
+
+    left = set(Job.objects.values_list("pk", flat=True))
+    assert left == {row.pk for row in [*running, fresh]}
+    assert sorted(cleaned) == sorted(str(row.uid) for row, _ in expired)
+    there = sorted(p for p in private.rglob("*") if p.is_file())
+    assert there == sorted([fresh_file, project_file])
+    assert [p.name for p in (private / "myxo_jobs/export").iterdir()] == [str(fresh.uid)]
+
+    sweeper().sweep()
+    assert set(Job.objects.values_list("pk", flat=True)) == left
+    assert sorted(p for p in private.rglob("*") if p.is_file()) == there
+    assert len(cleaned) == 100
+
+
+class Stubborn(FileSystemStorage):
+    """Deletes nothing in a folder that is marked."""
+
+    def delete(self, name: str) -> None:
+        if Path(self.path(name)).with_name("stuck").exists():
+            raise PermissionError(name)
+        super().delete(name)
+
+
+def test_a_file_that_cannot_be_removed_is_logged_tried_again_and_holds_up_no_other(
+    private, settings, caplog
+):
+    settings.STORAGES = {
+        **settings.STORAGES,
+        "myxo_jobs": {
+            "BACKEND": f"{__name__}.Stubborn",
+            "OPTIONS": {"location": str(private)},
+        },
+    }
+    service(write)
+    stuck, path = done_with_file(private, 60)
+    path.with_name("stuck").touch()
+    other, other_path = done_with_file(private)
+    with caplog.at_level(logging.ERROR, logger="myxo_jobs"):
+        sweeper().sweep()
+
+    assert [row.pk for row in Job.objects.all()] == [stuck.pk]
+    assert other
+    assert not other_path.exists()
+    assert [record.job for record in caplog.records] == [stuck.pk]
+    path.with_name("stuck").unlink()
+    Job.objects.update(lease_until=ago(1))
+    sweeper().sweep()
+    assert not Job.objects.exists()
+    assert not path.exists()
+
+
+def test_a_service_whose_cleanup_fails_keeps_its_files_until_it_comes_through(private):
+    def cleanup(self: JobService, job: ServiceJob) -> None:
+        if not mended:
+            raise OSError
+
+    mended: list[bool] = []
+    service(write, cleanup=cleanup)
+    row, path = done_with_file(private)
+    sweeper().sweep()
+    assert path.exists()
+    mended.append(True)
+    Job.objects.update(lease_until=ago(1))
+    sweeper().sweep()
+
+    assert row
+    assert not path.exists()
+    assert not Job.objects.exists()
+
+
+def test_folders_of_ours_that_no_row_names_are_removed_after_a_day(private):
+    service(write)
+    root = private / "myxo_jobs/export"
+    kept = [
+        root / str(queue.uuid7()) / "token/a.txt",  # its row may be in an open transaction
+        root / "notes/a.txt",
+        root / str(old_uid(1)).upper() / "a.txt",
+        root / "00000000-0000-4000-8000-000000000001/a.txt",
+        private / f"myxo_jobs/other/{old_uid(2)}/a.txt",
+        private / f"export/{old_uid(3)}/a.txt",
+    ]
+    kept[2] = root / "01942000-0000-7000-8000-00000000000A/a.txt"
+    gone = [root / str(old_uid(4)) / "token/a.txt", root / str(old_uid(5)) / "b.txt"]
+    for path in [*kept, *gone]:
+        path.parent.mkdir(parents=True)
+        path.write_text("x")
+    with_row = [done_with_file(private, -60, uid=old_uid(6))[1]]
+    waits = root / str(old_uid(7)) / "token/a.txt"
+    waits.parent.mkdir(parents=True)
+    waits.write_text("x")
+    make_job("export", uid=old_uid(7))
+
+    sweeper(tidies=False).sweep()
+    assert all(path.exists() for path in gone)
+    sweeper().sweep()
+
+    assert [path for path in gone if path.parent.exists()] == []
+    assert [path for path in [*kept, *with_row, waits] if not path.exists()] == []
+
+
+def test_what_a_lost_attempt_left_beside_the_jobs_file_is_removed(private):
+    service(write)
+    row, path = done_with_file(private, -60, uid=old_uid(1), attempts=2)
+    late = path.parent.parent / "another_token/notes.csv"
+    late.parent.mkdir()
+    late.write_text("from a worker that came too late")
+    sweeper().sweep()
+
+    assert row
+    assert path.exists()
+    assert not late.parent.exists()
+
+
+def test_a_worker_tidies_and_the_one_of_a_test_does_not(private):
+    from myxo_jobs import testing
+
+    service(write)
+    stray = private / f"myxo_jobs/export/{old_uid(1)}/token/a.txt"
+    stray.parent.mkdir(parents=True)
+    stray.touch()
+    row = done_with_file(private)[0]
+    with testing.Worker(topics=["export"]):
+        wait_until(lambda: not Job.objects.filter(pk=row.pk).exists(), because="it has expired")
+    assert stray.exists()
+    with worker_module.Worker(topics=["export"]):
+        wait_until(lambda: not stray.exists(), because="no row names it")
+
+
+def test_a_deleted_job_takes_its_files_along(private, files):
+    cleaned: list[str] = []
+    service(write, cleanup=lambda self, job: cleaned.append(job.status))
+    row, path = done_with_file(private, -60)
+
+    assert delete_job(row.uid)
+    assert not path.exists()
+    assert cleaned == ["done"]
+    assert get_job(row.uid) is None
+    assert delete_job(row.uid)
+
+
+def test_a_discarded_job_takes_its_files_along(private):
+    service(write)
+    row, path = done_with_file(private, -60)
+
+    assert jobs.discard(row.pk)
+    assert not path.exists()
+
+
+def test_run_jobs_writes_files_too(private, files):
+    service(write)
+    uid = enqueue("export", {})
+    run_jobs()
+
+    assert files() == [get_job(uid).result["file"]]
+    assert storages["myxo_jobs"].exists(files()[0])
