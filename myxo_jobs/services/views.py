@@ -35,6 +35,9 @@ NOT_TOLD = ("payload", "error", "traceback", "attempt_log", "again")
 
 def find(request: HttpRequest, uid: str) -> ServiceJob | None:
     """Return a job that the asker may see, in one query; None for any other."""
+    # Asked of everybody, so that an answer for no job varies with the same as any other.
+    user = getattr(request, "user", None)
+    _ = user is not None and user.is_authenticated
     found = uid_of(uid)
     rows = ServiceJob.objects.filter(uid=found).defer(*NOT_TOLD)
     job = found and rows.annotate(read_at=Now(output_field=MomentField())).first()
