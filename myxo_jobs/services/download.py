@@ -66,46 +66,47 @@ def file_response(request: HttpRequest, job: ServiceJob) -> HttpResponseBase:
 
 def _own_response(request: HttpRequest, job: ServiceJob, file: StoredFile) -> HttpResponseBase:
     storage = storages[file.storage]
+    head = HttpResponse(headers={"Content-Length": str(file.bytes)})
+    answer = _described(request, head, job, file)
     if request.method == "HEAD":
         if not storage.exists(file.stored_name):
             raise FileNotFoundError(file.stored_name)
-        response = HttpResponse(headers={"Content-Length": str(file.bytes)})
-        return _described(request, response, job, file)
+        return answer
 
     content = storage.open(file.stored_name, "rb")
     try:
-        return _streamed(request, job, file, content)
+        if answer is not head:
+            content.close()
+            return answer
+        return _streamed(request, job, file, content, dict(head.items()))
     except BaseException:
         content.close()
         raise
 
 
 def _streamed(
-    request: HttpRequest, job: ServiceJob, file: StoredFile, content: Any
+    request: HttpRequest, job: ServiceJob, file: StoredFile, content: Any, headers: dict[str, str]
 ) -> HttpResponseBase:
     can_seek = bool(content.seekable())
     size = content.seek(0, io.SEEK_END) if can_seek else file.bytes
     part = _part(request, size, *_validators(job, file)) if can_seek else None
     if part == ():
         content.close()
-        nothing = HttpResponse(status=416, headers={"Content-Range": f"bytes */{size}"})
-        return _described(request, nothing, job, file)
+        place = {"Content-Range": f"bytes */{size}", "Cache-Control": PRIVATE}
+        return HttpResponse(status=416, headers=place)
 
     start, length = part or (0, size)
     if can_seek:
         content.seek(start)
     pieces = Pieces(content, length, job)
     is_async = isinstance(getattr(request, "_request", request), ASGIRequest)
-    response = StreamingHttpResponse(AsyncPieces(pieces) if is_async else pieces)
+    response = StreamingHttpResponse(AsyncPieces(pieces) if is_async else pieces, headers=headers)
     response["Content-Length"] = str(length)
     response["Accept-Ranges"] = "bytes" if can_seek else "none"
     if part:
         response.status_code = 206
         response["Content-Range"] = f"bytes {start}-{start + length - 1}/{size}"
-    answer = _described(request, response, job, file)
-    if answer is not response:
-        response.close()
-    return answer
+    return response
 
 
 def _described(

@@ -321,13 +321,9 @@ def answers(client: Client, uid: object, headers: dict[str, str]) -> list[Any]:
 
 @pytest.mark.parametrize("headers", [{}, HTML], ids=["json", "page"])
 @pytest.mark.parametrize("status", ["pending", "running", "done", "failed", "expired"])
-def test_who_may_not_see_a_job_is_answered_as_if_it_did_not_exist(
-    reader, another, headers, status
-):
+def test_who_may_not_see_a_job_is_answered_as_if_it_did_not_exist(reader, another, headers, status):
     columns = {"expires_at": ago(5)} if status == "expired" else {}
-    job = (
-        reader.job_with_file(**columns) if status in ("done", "expired") else reader.job(status)
-    )
+    job = reader.job_with_file(**columns) if status in ("done", "expired") else reader.job(status)
     nobody = Client()
 
     for client in (another.client, nobody):
