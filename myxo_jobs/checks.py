@@ -160,6 +160,8 @@ def check_route(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_storages(**kwargs: Any) -> list[CheckMessage]:
+    if check_settings():
+        return []  # which says what is wrong
     return [
         Error(
             f"The service {service.kind!r} keeps its files in the storage {alias!r}, which is not "
@@ -174,6 +176,8 @@ def check_storages(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_kinds(**kwargs: Any) -> list[CheckMessage]:
+    if check_settings():
+        return []
     return [
         checks.Warning(
             f"MYXO_JOBS sets something of the kind {kind!r}, but no service of that kind is "
@@ -187,6 +191,8 @@ def check_kinds(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_private_storage(**kwargs: Any) -> list[CheckMessage]:
+    if check_settings():
+        return []
     kinds: dict[str, list[str]] = {}
     for service in services:
         kinds.setdefault(service.storage_alias, []).append(service.kind)

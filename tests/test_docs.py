@@ -27,11 +27,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import ConnectionHandler
 
 import myxo_jobs
-from myxo_jobs import CALLER, Jobs, Run, checks, errors, job, queue, testing
-from myxo_jobs.conf import Settings
+from myxo_jobs import CALLER, Jobs, Run, checks, errors, job, queue, services, testing
+from myxo_jobs.conf import DIALS, Settings
 from myxo_jobs.databases.postgres import NOTICE_A_DEAD_NETWORK
 from myxo_jobs.management.commands.runjobs import Command
-from myxo_jobs.models import Job
+from myxo_jobs.models import Job, ServiceSettings
+from myxo_jobs.services.rows import ServiceJob
 from tests.docs.pages import (
     DOCS,
     PAGES,
@@ -192,7 +193,8 @@ SAVE_ONE_AND_ROLL_ONE_BACK = """
 ...     note.refresh_from_db()
 >>> note.words, Note.objects.count()
 (3, 1)
->>> from myxo_jobs.models import Job
+>>> from myxo_jobs.models import Job, ServiceSettings
+from myxo_jobs.services.rows import ServiceJob
 >>> while Job.objects.exists() and time.monotonic() < deadline:
 ...     time.sleep(0.02)
 >>> Job.objects.count()
@@ -218,7 +220,8 @@ def test_the_twenty_lines_of_the_readme_work_as_printed(reader_with_notes: Reade
     reader_with_notes.press_ctrl_c("runjobs")
 
 
-OTHER_PAGES = [page for page in PAGES if page not in (README, DOCS / "tutorial.md")]
+FIRST_SERVICE = DOCS / "first-service.md"
+OTHER_PAGES = [page for page in PAGES if page not in (README, DOCS / "tutorial.md", FIRST_SERVICE)]
 
 
 @pytest.mark.parametrize(
@@ -253,6 +256,20 @@ def test_the_page_on_tests_works_after_the_tutorial(reader: Reader):
             return  # on SQLite it needs a file for the test database, as the page says
         reader.do(block, {})
     raise AssertionError("the page has no test with a worker")
+
+
+def test_the_first_service_works_as_printed_after_the_tutorial(reader: Reader):
+    reader.run("django-admin startproject mysite .")
+    reader.run("python manage.py startapp notes")
+    for block in blocks_of(DOCS / "tutorial.md"):
+        if block.file:
+            reader.write(block.file, block.text)
+    reader.run("python manage.py makemigrations notes")
+    reader.run("python manage.py migrate")
+
+    read(reader, FIRST_SERVICE)
+    printed = section(FIRST_SERVICE, "Declare a service")
+    assert 10 < printed.count("\n    ") < 20, "a service of about twenty lines"
 
 
 def test_each_place_where_a_block_runs_elsewhere_is_there():
@@ -517,13 +534,104 @@ def log_lines(path: Path) -> Iterator[str]:
             yield re.sub(r"%[.\d]*[a-z]", "…", words.value)
 
 
-def test_the_reference_names_each_setting_its_default_and_no_other():
-    rows = re.findall(
-        r"^\| `(\w+)` \| ([\d.,]+)", (DOCS / "reference/settings.md").read_text(), re.MULTILINE
+SERVICES = DOCS / "reference/services.md"
+# What the document of a job has, at its address.
+DOCUMENT = [
+    *("uid", "kind", "title", "status", "cancelling", "reason", "message", "attempt"),
+    *("max_attempts", "ahead", "progress", "done", "total", "percent", "note", "created_at"),
+    *("started_at", "updated_at", "completed_at", "expires_at", "result", "file", "name"),
+    *("bytes", "download_url", "cancel_url", "hint"),
+]
+
+
+def test_the_reference_names_all_there_is_to_services():
+    named = {re.split(r"[(.\[]", code.removeprefix("job."))[0] for code in code_in(SERVICES)}
+    named |= code_in(SERVICES)
+    of_services = {name for name in vars(services.JobService) if not name.startswith("_")}
+    of_services -= {"storage_alias", "shown_title", "tells"}  # what is made of the others
+    of_jobs = {name for name in vars(ServiceJob) if not name.startswith("_")}
+    of_jobs &= {*vars(Run), *dir(Run), "file", "url", "attempt", "run"}
+    columns = {field.name for field in ServiceSettings._meta.fields}
+    arguments = set(inspect.signature(services.enqueue).parameters)
+    structs = {*services.ZipFiles.__struct_fields__, *services.ZipEntry.__struct_fields__}
+    stats = set(service_stats_names())
+
+    missing = {
+        *services.__all__,
+        *of_services,
+        *of_jobs,
+        *columns,
+        *arguments,
+        *stats,
+        *("reason", "message", "error", "traceback", "language", "time_zone", "last_accessed_at"),
+        *("item_count", "bytes_in", "bytes_out", "file", "storage", "file_bytes"),
+        *("timeout", "lost", "cancelled", "refused", "entries", "storages", "missing"),
+    } - named
+    assert missing == set()
+    assert set(DOCUMENT) - code_in(SERVICES) == set()
+    assert all(name in SERVICES.read_text() for name in structs)
+
+
+def service_stats_names() -> list[str]:
+    source = inspect.getsource(services.service_stats)
+    return [
+        "pending",
+        "running",
+        "done",
+        "failed",
+        *re.findall(r'^        "(\w+)": ', source, re.MULTILINE),
+    ]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        services.enqueue,
+        services.get_job,
+        services.touch_job,
+        services.list_jobs,
+        services.cancel_job,
+        services.delete_job,
+        services.service_stats,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_the_reference_prints_the_functions_of_services_as_they_are(function):
+    signature = inspect.signature(function)
+    shown = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        has_default = parameter.default is not parameter.empty
+        default = repr(parameter.default).replace("'", '"')
+        shown.append(f"{parameter.name}={default}" if has_default else parameter.name)
+
+    assert f"`{function.__name__}({', '.join(shown)})`" in SERVICES.read_text()
+
+
+def test_the_reference_tells_the_defaults_of_a_service():
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| `?([^|`(]*[^|`( ])", SERVICES.read_text(), re.MULTILINE)
     )
-    named = {name: float(default.replace(",", "")) for name, default in rows}
+
+    for name in ("retention_seconds", "max_concurrent", "job_timeout_seconds", "attempts"):
+        assert int(rows[name].replace(",", "")) == getattr(services.JobService, name), name
+    for name in ("payload_type", "cancellable"):
+        assert rows[name] == repr(getattr(services.JobService, name)), name
+    row = next(line for line in SERVICES.read_text().splitlines() if "`lease`, `backoff`" in line)
+    numbers = [services.JobService.lease, services.JobService.backoff, services.JobService.priority]
+    assert ", ".join(map(str, numbers)) in row
+
+
+def test_the_reference_names_each_setting_its_default_and_no_other():
+    page = (DOCS / "reference/settings.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.,]+|`\"\"`)", page, re.MULTILINE)
+    named = {
+        name: "" if default == '`""`' else float(default.replace(",", "")) for name, default in rows
+    }
 
     assert named == msgspec.to_builtins(Settings())
+    assert re.findall(r"^\| `<kind>_(\w+)` \|", page, re.MULTILINE) == list(DIALS)
 
 
 def test_the_reference_names_each_error_and_what_else_it_is():

@@ -20,9 +20,9 @@ from myxo_jobs.services.rows import ServiceJob
 from tests.rig import wait_until
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def private(settings: Any, tmp_path: Path) -> Path:
-    """The folder of a private storage, which services use in this test."""
+    """The folder of a private storage, which services use in these tests."""
     folder = tmp_path / "private"
     folder.mkdir()
     settings.STORAGES = {
