@@ -38,7 +38,7 @@ class Reader:
         self.folder = folder
         # What a page takes as given: Python to begin each session with.
         self.given = ""
-        self.port = _free_port()
+        self.port = free_port()
         self._database = database
         self._printed: Callable[[], str] = lambda: ""
         self._terminals: list[Process] = []
@@ -181,7 +181,7 @@ class Terminal(Process):
         super().__init__(["bash", "-c", there], log, environment)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port: int = listening.getsockname()[1]

@@ -101,7 +101,7 @@ def test_the_document_of_a_done_job_tells_its_file_and_its_result(reader):
     assert document["file"] == {"name": "My notes.csv", "bytes": 5}
     assert document["download_url"] == f"/jobs/{job.uid}/download/"
     assert document["cancel_url"] is None
-    assert document["completed_at"] and document["expires_at"]
+    assert None not in (document["completed_at"], document["expires_at"])
     assert b"myxo_jobs/export" not in reader.client.get(f"/jobs/{job.uid}/").content
 
 
