@@ -104,6 +104,7 @@ def listed_words(job: ServiceJob, document: dict[str, Any]) -> dict[str, str]:
 
     with speaking(job):
         return {
+            "created": formats.date_format(_local(job.created_at), "DATETIME_FORMAT"),
             "state": _state(job, document),
             "file": shown_name(job, _("download")) if document["download_url"] else "",
             "about": _until(job) if document["download_url"] else "",
