@@ -25,14 +25,15 @@ PASSWORD = "three-notes-and-a-tune"
 SEED = """
 from django.contrib.auth.models import User
 from example_project.notes.models import Note
-for name, count in (("ada", {notes}), ("eve", 1), ("bob", 5)):
+for name, count in (("ada", {ada}), ("bob", {bob}), ("eve", 1)):
     user = User.objects.create_user(name, password={password!r})
     Note.objects.bulk_create(
         Note(author=user, title=f"{{name}} {{n}}", text=f"“Größe” no. {{n}},\\nof {{name}}")
         for n in range(count)
     )
 """
-ADAS_NOTES = 120
+# Ada's export takes over a minute, so that nobody is too slow to stop it.
+ADAS_NOTES, BOBS_NOTES = 1500, 40
 
 
 class Site:
@@ -70,7 +71,8 @@ class Site:
 
     def open(self) -> None:
         self.manage("migrate", "-v0")
-        self.manage("shell", "-v0", "-c", SEED.format(notes=ADAS_NOTES, password=PASSWORD))
+        seed = SEED.format(ada=ADAS_NOTES, bob=BOBS_NOTES, password=PASSWORD)
+        self.manage("shell", "-v0", "-c", seed)
         server = self.start("runserver", "--noreload", self.address.removeprefix("http://"))
         self.start("runjobs").wait_for_log(" started using=")
 
@@ -146,13 +148,13 @@ def programs() -> dict[str, str]:
 class Browser:
     """A window of a real browser, without a screen, in front of the site."""
 
-    def __init__(self, driver: Any, site: Site, downloads: Path) -> None:
+    def __init__(self, driver: Any, address: str, downloads: Path) -> None:
         self.driver = driver
-        self.site = site
+        self.address = address
         self.downloads = downloads
 
     def open(self, address: str) -> None:
-        self.driver.get(address if "://" in address else self.site.address + address)
+        self.driver.get(address if address.startswith("http") else self.address + address)
 
     def sign_in(self, name: str) -> None:
         self.open("/accounts/login/")
@@ -162,31 +164,47 @@ class Browser:
         self.wait_for(lambda: f"Sign out {name}" in self.text("body"), "signed in")
 
     def type(self, field: str, words: str) -> None:
-        self.driver.find_element("name", field).send_keys(words)
+        self.wait_for(lambda: self.all(f"main [name={field}]"), f"there is a field {field}")
+        self.all(f"main [name={field}]")[0].send_keys(words)
 
     def press(self, button: str) -> None:
-        self.driver.find_element("xpath", f"//main//button[.={button!r}]").click()
+        """Press a button, once it is there."""
+
+        def press() -> bool:
+            self.driver.find_element("xpath", f"//main//button[.={button!r}]").click()
+            return True
+
+        self.wait_for(press, f"there is a button {button}")
 
     def all(self, css: str) -> list[Any]:
         return list(self.driver.find_elements("css selector", css))
 
     def text(self, css: str) -> str:
-        """Return what is shown at a place, empty if there is nothing or it is just replaced."""
-        from selenium.common.exceptions import StaleElementReferenceException
-
-        try:
-            return " ".join(element.text for element in self.all(css))
-        except StaleElementReferenceException:
-            return ""
+        """Return what is shown at a place, empty if there is nothing."""
+        return " ".join(element.text for element in self.all(css))
 
     def run(self, script: str, *values: Any) -> Any:
         return self.driver.execute_script(script, *values)
 
     def wait_for(self, condition: Callable[[], Any], because: str) -> Any:
+        from selenium.common.exceptions import WebDriverException
+
+        def look() -> Any:
+            try:
+                return condition()
+            except WebDriverException:  # it is not there yet, or another page is coming
+                return None
+
         try:
-            return wait_until(condition, because=because, within=60)
+            return wait_until(look, because=because, within=60)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.driver.current_url}\n{self.text('body')}") from None
+            shown = f"{self.driver.current_url}\n{self.text('body')}"
+            raise AssertionError(f"{error}\n{shown}") from None
+
+    def pause(self, milliseconds: int) -> None:
+        """Let the page be for a while."""
+        script = "const done = arguments[1]; setTimeout(done, arguments[0])"
+        self.driver.execute_async_script(script, milliseconds)
 
     def wait_for_state(self, words: str) -> None:
         self.wait_for(lambda: words in self.text(".myxo-job-state"), f"it says {words}")
@@ -201,39 +219,60 @@ class Browser:
         ]
 
 
-@pytest.fixture
-def open_browser(
-    programs: dict[str, str], site: Site, tmp_path: Path
-) -> Iterator[Callable[..., Browser]]:
-    """Open a browser: `open_browser(javascript=False, width=1280)`."""
+@pytest.fixture(scope="session")
+def drivers(
+    programs: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[bool], tuple[Any, Path]]]:
+    """Give a browser, with or without JavaScript, and the folder it saves into."""
     from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
-    with ExitStack() as stack:
+    started: dict[bool, tuple[Any, Path]] = {}
 
-        def start(*, javascript: bool = True, width: int = 1280) -> Browser:
-            downloads = tmp_path / f"downloads-{os.urandom(4).hex()}"
-            downloads.mkdir()
-            options = ChromeOptions()
-            options.binary_location = programs["chromium"]
-            for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu"):
-                options.add_argument(f"--{argument}")
-            options.add_argument(f"--window-size={width},900")
-            options.add_argument(f"--user-data-dir={downloads}/profile")
-            preferences = {"download.default_directory": str(downloads)}
-            if not javascript:
-                preferences["profile.managed_default_content_settings.javascript"] = 2
-            options.add_experimental_option("prefs", preferences)
-            options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-            service = ChromeService(programs["chromedriver"])
-            driver = Chrome(options=options, service=service)
-            stack.callback(driver.quit)
-            driver.set_page_load_timeout(60)
-            driver.set_script_timeout(60)
-            return Browser(driver, site, downloads)
+    def start(javascript: bool) -> tuple[Any, Path]:
+        downloads = tmp_path_factory.mktemp("downloads")
+        options = ChromeOptions()
+        options.binary_location = programs["chromium"]
+        for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu"):
+            options.add_argument(f"--{argument}")
+        options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+        preferences: dict[str, Any] = {"download.default_directory": str(downloads)}
+        if not javascript:
+            preferences["profile.managed_default_content_settings.javascript"] = 2
+        options.add_experimental_option("prefs", preferences)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        driver = Chrome(options=options, service=ChromeService(programs["chromedriver"]))
+        driver.set_page_load_timeout(60)
+        driver.set_script_timeout(60)
+        return driver, downloads
 
-        yield start
+    def give(javascript: bool) -> tuple[Any, Path]:
+        if javascript not in started:
+            started[javascript] = start(javascript)
+        return started[javascript]
+
+    yield give
+    for driver, _ in started.values():
+        driver.quit()
 
 
 @pytest.fixture
-def browser(open_browser: Callable[..., Browser]) -> Browser:
-    return open_browser()
+def open_browser(drivers: Callable[[bool], tuple[Any, Path]]) -> Callable[..., Browser]:
+    """Open a browser that knows nothing yet: `open_browser(site.address, javascript=False)`."""
+
+    def start(address: str, *, javascript: bool = True) -> Browser:
+        driver, downloads = drivers(javascript)
+        driver.get(f"{address}/accounts/login/")
+        driver.delete_all_cookies()
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        driver.set_window_size(1280, 900)
+        driver.get_log("browser")  # so that it is empty
+        for file in downloads.iterdir():
+            file.unlink()
+        return Browser(driver, address, downloads)
+
+    return start
+
+
+@pytest.fixture
+def browser(open_browser: Callable[..., Browser], site: Site) -> Browser:
+    return open_browser(site.address)

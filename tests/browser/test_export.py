@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
 
-from tests.browser.conftest import ADAS_NOTES, Browser
+from tests.browser.conftest import BOBS_NOTES, Browser
 
 FOLLOW = """
 window.told = [];
@@ -47,56 +46,57 @@ def value(browser: Browser) -> float | None:
     return result
 
 
-def test_a_reader_watches_an_export_stops_it_and_fetches_another(browser):
-    browser.sign_in("ada")
+def start_export(browser: Browser) -> str:
+    """Press the button as a reader would; return the address of the page it leads to."""
     browser.open("/exports/")
     browser.press("Export all my notes")
     browser.wait_for(lambda: "/jobs/" in browser.driver.current_url, "the page of the job")
-    first = browser.driver.current_url
+    browser.wait_for(lambda: browser.text(".myxo-job-state"), "it is there")
+    return str(browser.driver.current_url)
+
+
+def test_a_reader_watches_an_export_and_stops_it(browser):
+    browser.sign_in("ada")
+    page = start_export(browser)
     browser.run(FOLLOW)
     assert "Export of my notes" in browser.text("h1")
-    seen = {browser.wait_for(lambda: value(browser), "the bar moves")}
-    browser.wait_for(lambda: (value(browser) or 0) > max(seen), "it moves on")
-    assert "of 120" in browser.text(".myxo-job-state")
+    first = browser.wait_for(lambda: value(browser), "the bar moves")
+    browser.wait_for(lambda: (value(browser) or 0) > first, "it moves on")
+    assert "of 1,500" in browser.text(".myxo-job-state")
 
     browser.press("Cancel")
     browser.wait_for_state("Cancelled")
-    assert browser.driver.current_url == first, "the page has not been left"
+    assert browser.driver.current_url == page, "the page has not been left"
     assert not browser.all("progress")[0].is_displayed()
     assert not browser.all(".myxo-job-cancel")[0].is_displayed()
     told = browser.run("return window.told")
-    assert [name for name, _ in told][-1] == "job:failed"
     assert {name for name, _ in told[:-1]} == {"job:progress"}
-    assert told[-1][1]["reason"] == "cancelled"
+    assert (told[-1][0], told[-1][1]["reason"]) == ("job:failed", "cancelled")
     assert "words" not in told[-1][1]
-
-    browser.open("/exports/")
-    browser.press("Export all my notes")
-    browser.wait_for(lambda: "/jobs/" in browser.driver.current_url, "the page of the next one")
-    assert browser.driver.current_url != first
-    browser.run(FOLLOW)
-    browser.wait_for_state("Done")
-    assert value(browser) == 100
-    browser.driver.find_element("link text", "notes of ada.csv").click()
-    assert fetched(browser) == notes_of("ada", ADAS_NOTES)
-    assert browser.run("return window.told.at(-1)[0]") == "job:done"
-    spoken = browser.run("return window.spoken")
-    assert spoken[-1] == "Done"
-    assert len(spoken) <= 7, "on changes of state and at quarters"
-
-    browser.open("/exports/")
-    assert "Cancelled" in browser.text(".myxo-jobs")
-    assert "notes of ada.csv" in browser.text(".myxo-jobs")
     assert browser.complaints() == [], "the policy of the site refuses nothing"
 
 
-def test_anothers_page_and_file_are_refused(open_browser: Callable[..., Browser]):
-    browser = open_browser()
+def test_a_reader_fetches_an_export_whose_bytes_are_right(browser):
     browser.sign_in("bob")
-    browser.open("/exports/")
-    browser.press("Export all my notes")
+    start_export(browser)
+    browser.run(FOLLOW)
     browser.wait_for_state("Done")
-    page = browser.driver.current_url
+    assert value(browser) == 100
+    browser.driver.find_element("link text", "notes of bob.csv").click()
+    assert fetched(browser) == notes_of("bob", BOBS_NOTES)
+    spoken = browser.run("return window.spoken")
+    assert len(spoken) <= 7, "on changes of state and at quarters"
+
+    browser.open("/exports/")
+    assert "Done" in browser.text(".myxo-jobs")
+    assert "notes of bob.csv" in browser.text(".myxo-jobs")
+    assert browser.complaints() == []
+
+
+def test_anothers_page_and_file_are_refused(browser):
+    browser.sign_in("bob")
+    page = start_export(browser)
+    browser.wait_for_state("Done")
     browser.driver.delete_all_cookies()
     browser.sign_in("eve")
 
@@ -107,20 +107,19 @@ def test_anothers_page_and_file_are_refused(open_browser: Callable[..., Browser]
     assert not list(browser.downloads.glob("*.csv"))
 
 
-def test_without_javascript_the_page_follows_the_job_and_has_all(open_browser):
-    browser = open_browser(javascript=False)
+def test_without_javascript_the_page_follows_the_job_and_has_all(open_browser, site):
+    browser = open_browser(site.address, javascript=False)
     browser.sign_in("ada")
-    browser.open("/exports/")
-    browser.press("Export all my notes")
+    start_export(browser)
     browser.press("Cancel")
     browser.wait_for_state("Cancelled")
 
-    browser.open("/exports/")
-    browser.press("Export all my notes")
-    browser.wait_for_state("of 120")
+    browser.driver.delete_all_cookies()
+    browser.sign_in("bob")
+    start_export(browser)
     browser.wait_for_state("Done")  # nobody has pressed anything
-    browser.driver.find_element("link text", "notes of ada.csv").click()
-    assert fetched(browser) == notes_of("ada", ADAS_NOTES)
+    browser.driver.find_element("link text", "notes of bob.csv").click()
+    assert fetched(browser) == notes_of("bob", BOBS_NOTES)
 
 
 def test_a_page_of_the_project_goes_on_when_its_job_is_done(browser):
@@ -128,7 +127,7 @@ def test_a_page_of_the_project_goes_on_when_its_job_is_done(browser):
     browser.open("/statistics/")
     browser.press("Count all my words")
     browser.wait_for(
-        lambda: "You have written 600 words in 120 notes." in browser.text("main"), "it went on"
+        lambda: "You have written 7500 words in 1500 notes." in browser.text("main"), "it went on"
     )
     assert browser.complaints() == []
 
@@ -146,10 +145,8 @@ def test_the_pages_are_accessible_light_and_dark_wide_and_narrow(browser):
         found[f"{place} {width} {scheme}"] = [(r["id"], r["nodes"][0]["html"]) for r in rules]
 
     browser.sign_in("ada")
-    browser.open("/exports/")
-    browser.press("Export all my notes")
+    page = start_export(browser)
     browser.wait_for(lambda: value(browser), "the bar moves")
-    page = browser.driver.current_url
     check("running", 500, "dark")
     check("running", 1280, "light")
     browser.press("Cancel")
@@ -160,4 +157,4 @@ def test_the_pages_are_accessible_light_and_dark_wide_and_narrow(browser):
             for scheme in ("light", "dark"):
                 check(address, width, scheme)
 
-    assert found == dict.fromkeys(found, [])
+    assert found == {place: [] for place in found}
