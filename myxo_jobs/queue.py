@@ -917,7 +917,8 @@ def clean_up(handler: Handler, row: Job) -> bool:
     try:
         Context().run(handler.cleanup, row)
     except BaseException as error:  # as around a handler: nothing it raises is about us
-        _tell_of_fault(row, "cleanup failed", error)
+        words = "job=%s topic=%s attempt=%s cleanup failed"
+        _tell_of_fault(row, words, error)
         return False
     return True
 
@@ -929,17 +930,17 @@ def explain(handler: Handler, row: Job, error: BaseException) -> str:
     try:
         return storable(Context().run(handler.explain, row, error), characters=2_000)
     except BaseException as raised:  # as around a handler
-        _tell_of_fault(row, "explain failed", raised)
+        words = "job=%s topic=%s attempt=%s explain failed"
+        _tell_of_fault(row, words, raised)
         return ""
 
 
 def _tell_of_fault(row: Job, words: str, error: BaseException) -> None:
     logger.error(
-        "job=%s topic=%s attempt=%s %s",
+        words,
         row.pk,
         row.topic,
         row.attempts,
-        words,
         exc_info=error,
         extra={"job": row.pk, "topic": row.topic, "attempt": row.attempts},
     )

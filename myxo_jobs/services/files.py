@@ -102,12 +102,15 @@ class JobFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._bytes:
+        try:
             if kind is None:
                 self._open.flush()
                 self.size = self._bytes.seek(0, io.SEEK_END)
                 self._bytes.seek(0)
                 self.name = self._files.store(self._own_name, File(self._bytes, self._own_name))
+        finally:
+            with suppress(OSError):  # what is still to be written may find the disk full
+                self._open.close()
 
     async def __aenter__(self) -> JobFile:
         return self.__enter__()

@@ -30,6 +30,10 @@ LONG_COLUMNS = ("payload", "error", "traceback", "attempt_log", "result", "again
 class ServiceJob(Job):
     """A kept job: its row, payload and result decoded; in `process`, with the run it is in."""
 
+    # Decoded: of the service's `payload_type`, or what JSON has.
+    payload: Any
+    result: Any
+
     _run: Run | None = None
     _files: AttemptFiles | None = None
 

@@ -111,7 +111,7 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     def process(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        row = ServiceJob.objects.defer("payload").get(pk=run.id)
+        row = ServiceJob.objects.defer("payload").get(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
         if run.attempt > 1:
             files.remove_older()
@@ -125,7 +125,7 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     async def process_async(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        row = await ServiceJob.objects.defer("payload").aget(pk=run.id)
+        row = await ServiceJob.objects.defer("payload").aget(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
         if run.attempt > 1:
             await sync_to_async(files.remove_older, thread_sensitive=False)()
@@ -183,7 +183,7 @@ def checked_result(files: AttemptFiles, result: Any) -> Any:
     name = result.get("file")
     if name is None:
         return result
-    if name not in sizes:
+    if not isinstance(name, str) or name not in sizes:
         raise ResultInvalid(
             f"result['file'] takes the name of a file of this attempt, not {name!r}"
         )
@@ -257,7 +257,9 @@ def explain(service: JobService, row: Job, error: BaseException) -> str:
         try:
             message = service.explain(job, error)
         except Exception:
-            logger.exception("job=%s topic=%s explain failed", job.pk, job.topic)
+            logger.exception(
+                "job=%s topic=%s attempt=%s explain failed", job.pk, job.topic, job.attempts
+            )
             message = ""
         return storable(
             message or JobService.explain(service, job, error), characters=MESSAGE_CHARACTERS

@@ -158,10 +158,12 @@ services = Services()
 def register(service_class: S) -> S:
     """Declare a service; its class stays as it is.
 
-    Raises ServiceInvalid, naming the attribute, when one cannot be used, and HandlerConflict
-    when its kind is taken.
+    To declare it once more changes nothing. Raises ServiceInvalid, naming the attribute, when
+    one cannot be used, and HandlerConflict when its kind is taken by another.
     """
     check(service_class)
+    if type(services.get(service_class.kind)) is service_class:
+        return service_class
     from myxo_jobs.services import running  # which imports the models late, too
 
     service = service_class()

@@ -127,7 +127,7 @@ def see_off_in_time(outcome: Outcome, around: Surroundings) -> None:
         except (OperationalError, InterfaceError):
             connections[around.alias].close_if_unusable_or_obsolete()
         except DatabaseError as error:
-            queue.tell(logging.ERROR, outcome.claim, "is not cleaned up", error=error)
+            queue.tell(logging.ERROR, outcome.claim, "is not cleaned up: %s", error)
             return
         else:
             return

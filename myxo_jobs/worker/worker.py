@@ -592,7 +592,7 @@ class Worker:
         try:
             thread.start()
         except RuntimeError as error:  # the system has no more for this user
-            queue.tell(logging.WARNING, outcome.claim, "is not cleaned up: %s", error)
+            queue.tell(logging.ERROR, outcome.claim, "is not cleaned up: %s", error)
             self._seen_off.append(outcome)
 
     def _see_off_and_return(self, outcome: Outcome) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ class DeadlyService(JobService):
     backoff = 0.1
 
     def process(self, job: ServiceJob) -> dict[str, Any]:
-        request: Any = job.payload
+        request = job.payload
         ledger.write("begin", name=request.name, job=job.pk, attempt=job.attempt)
         with job.file("working.bin") as f:
             f.write(b"x" * 1_000_000)
@@ -45,24 +44,3 @@ class DeadlyService(JobService):
 
     def cleanup(self, job: ServiceJob) -> None:
         ledger.write("cleanup", name=str(job.uid), job=job.pk)
-
-
-class Pair(msgspec.Struct, frozen=True):
-    """Take some seconds; at most two at once."""
-
-    name: str
-    seconds: float = 0.0
-
-
-@register
-class PairService(JobService):
-    kind = "pair"
-    payload_type = Pair
-    max_concurrent = 2
-    lease = 2.0
-
-    def process(self, job: ServiceJob) -> None:
-        request: Any = job.payload
-        ledger.write("begin", name=request.name, job=job.pk, attempt=job.attempt)
-        time.sleep(request.seconds)
-        ledger.write("end", name=request.name, job=job.pk, attempt=job.attempt)

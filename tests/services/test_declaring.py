@@ -110,6 +110,10 @@ def test_two_services_of_one_kind_are_a_conflict_that_names_both():
         register(type("Other", (service(),), {}))
 
 
+def test_a_service_may_be_declared_by_two_apps():
+    assert register(register(ZipService)) is ZipService
+
+
 def test_two_services_may_have_one_payload_type():
     register(service(payload_type=Order))
     register(service(kind="import", payload_type=Order))

@@ -6,8 +6,10 @@ import csv
 import logging
 import os
 import signal
+import subprocess
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -151,16 +153,31 @@ def test_a_file_of_another_job_cannot_be_named(worker, ended):
     assert others.error.startswith("ResultInvalid: result['file'] takes the name of a file of this")
 
 
+def test_a_result_that_cannot_be_stored_takes_the_file_with_it(worker, ended, files):
+    def process(self: JobService, job: ServiceJob) -> dict[str, object]:
+        write(self, job)
+        return {"a": object()}
+
+    service(process)
+    worker(topics=["export"])
+    job = ended(enqueue("export", {}))
+
+    assert (job.status, job.attempts, job.result) == ("failed", 1, None)
+    assert "did not work" in job.message
+    assert files() == []
+
+
 def test_a_block_that_raises_stores_nothing(worker, ended, files):
     def process(self: JobService, job: ServiceJob) -> None:
-        with job.file("notes.csv") as f:
-            f.write(b"half")
+        with job.file("notes.csv", text=job.payload) as f:
+            f.write("half" if job.payload else b"half")
             raise GiveUp("no")
 
     service(process)
     worker(topics=["export"])
 
-    assert ended(enqueue("export", {})).status == "failed"
+    for text in (True, False):
+        assert ended(enqueue("export", text)).reason == "refused"
     assert files() == []
 
 
@@ -191,6 +208,44 @@ def test_a_storage_that_cannot_be_written_is_a_failed_attempt(worker, ended, pri
     job = ended(enqueue("export", {}))
 
     assert (job.status, job.reason) == ("failed", "error")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a disk")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("which", ["storage", "temporary"])
+def test_a_full_disk_fails_the_job_with_a_reason_and_leaves_nothing_half(
+    worker, ended, settings, private, small_disk, which
+):
+    def process(self: JobService, job: ServiceJob) -> None:
+        with job.file("large.bin") as f:
+            f.write(b"x" * job.payload)
+
+    if which == "storage":
+        alias = {**settings.STORAGES["myxo_jobs"], "OPTIONS": {"location": str(small_disk)}}
+        settings.STORAGES = {**settings.STORAGES, "myxo_jobs": alias}
+    else:
+        settings.FILE_UPLOAD_TEMP_DIR = str(small_disk)
+    service(process, attempts=2)
+    worker(topics=["export"])
+    full = ended(enqueue("export", 5_000_000))
+
+    assert (full.status, full.attempts, full.reason) == ("failed", 2, "error")
+    assert "No space left on device" in full.error
+    assert "space" not in full.message
+    for folder in (small_disk, private):
+        assert [p for p in folder.rglob("*") if p.is_file()] == []
+    fits = ended(enqueue("export", 1_000_000))
+    assert (fits.status, fits.bytes_out) == ("done", 1_000_000)
 
 
 def test_a_service_can_name_its_storage_and_so_can_the_setting(ended, worker, settings, private):
@@ -234,6 +289,75 @@ def test_a_killed_worker_leaves_no_working_file(runjobs, ledger, tmp_path, files
         assert ledger.count("cleanup", name=uid) >= 1
         assert files() == []
     assert list(tmp_path.glob("*.bin")) == []
+
+
+def test_a_worker_that_comes_too_late_records_neither_result_nor_progress_nor_file(
+    worker, ended, files
+):
+    over = threading.Event()
+
+    def process(self: JobService, job: ServiceJob) -> dict[str, int]:
+        with job.file("notes.txt", text=True) as f:
+            f.write(f"attempt {job.attempt}")
+        if job.attempt == 1:
+            # As if it had been stopped until its lease was over, and another had claimed it.
+            Job.objects.filter(pk=job.pk).update(worker="", lease_until=None)
+            wait_until(lambda: get_job(job.uid).status == "done", because="the other one is done")
+            job.progress(99, 100, "late")
+            with job.file("late.txt", text=True) as f:
+                f.write("late")
+            over.set()
+        return {"item_count": job.attempt}
+
+    service(process, max_concurrent=2)
+    one = worker(topics=["export"])
+    uid = enqueue("export", {})
+    assert over.wait(30)
+    one.stop()
+    job = ended(uid)
+
+    assert (job.item_count, job.progress_note, job.attempts) == (2, None, 2)
+    assert job.result["file"] in files()
+    assert [name for name in files() if name.endswith("/notes.txt")] == [job.result["file"]]
+
+
+class Unlisted(FileSystemStorage):
+    """As one elsewhere that cannot list."""
+
+    def listdir(self, path: str) -> tuple[list[str], list[str]]:
+        raise NotImplementedError
+
+    def path(self, name: str) -> str:
+        if name == "":
+            raise NotImplementedError
+        return super().path(name)
+
+
+def test_a_storage_that_cannot_list_loses_the_files_that_are_known(
+    worker, ended, settings, private
+):
+    settings.STORAGES = {
+        **settings.STORAGES,
+        "myxo_jobs": {
+            "BACKEND": f"{__name__}.Unlisted",
+            "OPTIONS": {"location": str(private)},
+        },
+    }
+
+    def process(self: JobService, job: ServiceJob) -> None:
+        write(self, job)
+        if job.payload == "fail":
+            raise GiveUp
+
+    service(process)
+    worker(topics=["export"])
+    done = ended(enqueue("export", {}))
+    assert (private / done.result["file"]).exists()
+    ended(enqueue("export", "fail"))
+    assert list(private.rglob("*.csv")) == [private / done.result["file"]]
+    assert delete_job(done.uid)
+    sweeper().sweep()
+    assert list(private.rglob("*.csv")) == []
 
 
 # -- removing ------------------------------------------------------------------------

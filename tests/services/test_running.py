@@ -107,6 +107,7 @@ def test_whatever_json_has_can_be_the_result(worker, ended, returned, result):
         ({"bytes_in": -1}, "bytes_in"),
         ({"bytes_out": True}, "bytes_out"),
         ({"file": "notes.csv"}, "file"),
+        ({"file": []}, "file"),
         ({"a": object()}, r"$['a']"),
     ],
     ids=repr,

@@ -34,7 +34,7 @@ from myxo_jobs.services.zip_names import ZipNames, safe_name
 from myxo_jobs.testing import run_jobs
 from tests.rig import wait_until
 
-needs_database = pytest.mark.django_db(transaction=True)
+needs_database = pytest.mark.django_db
 
 
 @pytest.fixture
@@ -484,7 +484,7 @@ def test_more_storages_are_allowed_by_name(make_zip, media, private):
     assert contents(archive) == {"a": b"a", "b": b"b"}
 
 
-@needs_database
+@pytest.mark.django_db(transaction=True)
 def test_a_zip_can_be_cancelled_while_it_is_made(make_zip, media, worker, files):
     class Endless(ZipService):
         kind = "endless"

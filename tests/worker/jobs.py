@@ -225,6 +225,8 @@ def steady(request: Steady, run: Run) -> None:
 
 def sleep_in_c(seconds: float) -> None:
     """Sleep without letting any other thread have the interpreter."""
+    # The worker's loop comes to rest first: frozen in a transaction it locks SQLite's file.
+    time.sleep(0.3)
     ctypes.PyDLL(None).sleep(int(seconds))
 
 

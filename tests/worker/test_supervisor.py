@@ -201,15 +201,17 @@ def test_a_job_keeps_its_claim_while_its_process_keeps_the_interpreter(runjobs, 
 
 
 def test_what_a_process_cannot_start_is_others_when_its_lease_is_over(runjobs, ledger):
-    jobs.put(FrozenAsync("keeps", seconds=4.0))
+    jobs.put(FrozenAsync("keeps", seconds=10.0))
     jobs.put(FrozenAsync("waits"))
     runjobs("--topics", "worker.FrozenAsync", "--processes", "1")
     wait_until(lambda: ledger.count("begin", name="keeps"), because="it runs")
     runjobs("--topics", "worker.FrozenAsync")
     wait_until(lambda: ledger.count("end", name="waits"), because="the other can start it")
     assert ledger.count("end", name="keeps") == 0
-    all_done()
-    assert [line.attempt for line in ledger.lines("begin")] == [1, 1]
+    all_done(within=40)
+    # The other worker may meet it a moment before the supervisor gives it back: then it is
+    # a bystander that is charged once, and never more.
+    assert [line.attempt for line in ledger.lines("begin")] in ([1, 1], [1, 2])
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
@@ -229,14 +231,14 @@ def test_a_process_that_is_paused_past_its_lease_lets_its_job_go_and_changes_not
     supervisor = runjobs("--topics", "worker.Overtaken", "--processes", "1")
     (begin,) = wait_until(lambda: ledger.lines("begin"), because="it runs")
     os.kill(begin.pid, signal.SIGSTOP)
-    paused = time.monotonic()
     try:
         runjobs("--topics", "worker.Overtaken")
+        ready = time.monotonic()
         wait_until(
             lambda: not Job.objects.filter(pk=job_id, failed=False).exists(),
             because="the other worker has it",
         )
-        assert time.monotonic() - paused < 1.0 + 5.0
+        assert time.monotonic() - ready < 1.0 + 5.0
         if meanwhile == "done and put anew":
             jobs.put(Overtaken("anew"), key="k", delay=60)
         before = Job.objects.values().get()

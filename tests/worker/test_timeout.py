@@ -97,10 +97,10 @@ def test_a_handler_that_cannot_be_interrupted_ends_with_its_process_which_starts
 ):
     process = runjobs("--topics", "worker.Hang", "--grace", "0.5")
     ids = [jobs.put(Hang("sleep")), jobs.put(Hang("deaf"))]
-    wait_until(lambda: all(has_failed(i, 1) for i in ids), because="they have failed", within=8)
+    wait_until(lambda: all(has_failed(i, 1) for i in ids), because="they have failed", within=30)
     for row in Job.objects.all():
         assert row.error.startswith("JobTimeout: it took longer than its timeout, and could not")
-    wait_until(lambda: not Job.objects.exists(), because="all is done", within=8)
+    wait_until(lambda: not Job.objects.exists(), because="all is done", within=30)
     begins = ledger.lines("begin")
     assert sorted(line.attempt for line in begins) == [1, 1, 2, 2]
     assert {line.pid for line in begins} == {process.pid}
@@ -116,7 +116,7 @@ def test_a_process_that_c_code_keeps_from_ending_is_gone_within_the_grace(runjob
     assert Job.objects.get(pk=job_id).attempts == 1
 
     runjobs("--topics", "worker.Hang")
-    wait_until(lambda: is_gone(job_id), because="it runs again after its lease", within=8)
+    wait_until(lambda: is_gone(job_id), because="it runs again after its lease", within=30)
     assert [line.attempt for line in ledger.lines("begin")] == [1, 2]
 
 
@@ -184,9 +184,9 @@ def test_an_async_handler_that_takes_too_long_is_cancelled_and_its_worker_goes_o
 def test_an_async_handler_that_cannot_be_cancelled_ends_with_its_process(runjobs, ledger, how):
     process = runjobs("--topics", "worker.HangAsync", "--grace", "0.5")
     job_id = jobs.put(HangAsync(how))
-    wait_until(lambda: has_failed(job_id, 1), because="the attempt has failed", within=8)
+    wait_until(lambda: has_failed(job_id, 1), because="the attempt has failed", within=30)
     assert Job.objects.get(pk=job_id).error.startswith("JobTimeout: it took longer than")
-    wait_until(lambda: is_gone(job_id), because="the second attempt is done", within=8)
+    wait_until(lambda: is_gone(job_id), because="the second attempt is done", within=30)
     assert [(line.attempt, line.pid) for line in ledger.lines("begin")] == [
         (1, process.pid),
         (2, process.pid),
