@@ -25,7 +25,8 @@ def job_progress(context: Context, uid: object, then: str = "") -> dict[str, Any
     """Show how a job stands and follow it; go to `then`, on the same site, when it is done."""
     request = _request(context)
     job = find(request, str(uid))
-    shown = None if job is None or has_expired(job) else part_of(job, then, request.get_host())
+    host = request.get_host() if then else None
+    shown = None if job is None or has_expired(job) else part_of(job, then, host)
     return {**_passed_on(context), "part": shown}
 
 
