@@ -25,7 +25,7 @@ class DeadlyService(JobService):
     kind = "deadly"
     payload_type = Deadly
     attempts = 3
-    lease = 1.0
+    lease = 10.0  # a supervisor ends it sooner
     backoff = 0.1
 
     def process(self, job: ServiceJob) -> dict[str, Any]:

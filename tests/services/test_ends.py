@@ -115,7 +115,7 @@ def test_seconds_that_are_none_are_refused(value):
 def test_each_touch_of_a_running_job_is_seen_by_others(worker):
     uid = enqueue("export", "long")
     one = worker(topics=["export"])
-    wait_until(lambda: get_job(uid).status == "running", because="it runs")
+    wait_until(lambda: get_job(uid).status == "running", because="it runs", within=30)
     before = None
     for _ in range(3):
         assert touch_job(uid)
@@ -124,7 +124,7 @@ def test_each_touch_of_a_running_job_is_seen_by_others(worker):
         before = now
         time.sleep(0.01)
     cancel_job(uid)
-    wait_until(lambda: get_job(uid).status == "failed", because="it is cancelled")
+    wait_until(lambda: get_job(uid).status == "failed", because="it is cancelled", within=30)
     one.stop()
 
 
@@ -189,10 +189,10 @@ def test_a_job_that_waits_is_cleaned_up_also_when_it_is_deleted_in_a_transaction
 def test_a_running_job_is_asked_to_stop_and_deleted_by_the_next_call(worker, export):
     uid = enqueue("export", "long")
     worker(topics=["export"])
-    wait_until(lambda: get_job(uid).status == "running", because="it runs")
+    wait_until(lambda: get_job(uid).status == "running", because="it runs", within=30)
 
     assert not delete_job(uid)
-    wait_until(lambda: get_job(uid).status == "failed", because="it was asked to stop")
+    wait_until(lambda: get_job(uid).status == "failed", because="it was asked to stop", within=30)
     assert get_job(uid).reason == "cancelled"
     assert delete_job(uid)
     assert get_job(uid) is None
@@ -253,7 +253,9 @@ def test_plain_kept_jobs_are_found_and_touched_too(worker):
 
     worker(topics=["t.Keep"])
     job_id = jobs.put(Task("a"))
-    row = wait_until(lambda: Job.objects.filter(pk=job_id, due=None).first(), because="it is done")
+    row = wait_until(
+        lambda: Job.objects.filter(pk=job_id, due=None).first(), because="it is done", within=30
+    )
     found = get_job(row.uid)
 
     assert (found.payload, found.result) == (Task("a"), {"name": "a"})

@@ -329,7 +329,9 @@ def test_a_job_that_was_put_plainly_gets_its_uid_with_its_first_claim(worker):
     job_id = jobs_put_by_sql("export", {"a": 1})
     worker(topics=["export"])
 
-    row = wait_until(lambda: Job.objects.filter(pk=job_id, status="done").first(), because="done")
+    row = wait_until(
+        lambda: Job.objects.filter(pk=job_id, status="done").first(), because="done", within=30
+    )
     assert get_job(row.uid).payload == {"a": 1}
 
 

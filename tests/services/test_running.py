@@ -92,10 +92,11 @@ def test_a_payload_type_is_what_process_gets(worker, ended):
     [(None, None), ([1, 2], [1, 2]), ("x", "x"), ({"item_count": None}, {"item_count": None})],
     ids=repr,
 )
-def test_whatever_json_has_can_be_the_result(worker, ended, returned, result):
+def test_whatever_json_has_can_be_the_result(ended, returned, result):
     service(lambda self, job: returned)
-    worker(topics=["export"])
-    job = ended(enqueue("export", {}))
+    uid = enqueue("export", {})
+    run_jobs()
+    job = ended(uid)
 
     assert (job.status, job.result, job.item_count) == ("done", result, None)
 
@@ -112,12 +113,11 @@ def test_whatever_json_has_can_be_the_result(worker, ended, returned, result):
     ],
     ids=repr,
 )
-def test_a_result_that_cannot_be_is_refused_at_once_naming_its_place(
-    worker, ended, returned, named
-):
+def test_a_result_that_cannot_be_is_refused_at_once_naming_its_place(ended, returned, named):
     service(lambda self, job: returned)
-    worker(topics=["export"])
-    job = ended(enqueue("export", {}))
+    uid = enqueue("export", {})
+    run_jobs(raise_errors=False)
+    job = ended(uid)
 
     assert (job.status, job.attempts, job.reason) == ("failed", 1, "error")
     assert job.error.startswith("ResultInvalid: ")
@@ -140,7 +140,7 @@ def test_the_language_and_the_zone_of_the_put_are_those_of_the_run(worker, ended
     with translation.override("de"), timezone.override("America/Lima"):
         uid = enqueue("export", {})
     job = ended(uid)
-    wait_until(lambda: len(seen) == 3, because="process, explain and finished ran")
+    wait_until(lambda: len(seen) == 3, because="process, explain and finished ran", within=30)
 
     assert seen == [("de", "America/Lima")] * 3
     assert job.message == "Ja"
@@ -185,7 +185,7 @@ def test_others_see_that_it_runs_while_process_is_in_a_transaction_or_not(worker
     service(process)
     worker(topics=["export"])
     uid = enqueue("export", {})
-    wait_until(lambda: get_job(uid).status == "running", because="it runs", within=5)
+    wait_until(lambda: get_job(uid).status == "running", because="it runs", within=30)
     go_on.set()
 
 
@@ -331,7 +331,9 @@ def test_a_retry_by_an_operator_starts_a_new_life(worker, ended):
     mended.append(True)
     assert jobs.retry(failed.pk)
     job = wait_until(
-        lambda: get_job(uid) if get_job(uid).status == "done" else None, because="it is mended"
+        lambda: get_job(uid) if get_job(uid).status == "done" else None,
+        because="it is mended",
+        within=30,
     )
 
     assert (job.attempts, job.reason, job.message, job.result) == (1, None, None, {"item_count": 1})
@@ -364,12 +366,14 @@ def test_finished_is_called_once_the_outcome_stands(worker, ended, settings, fai
     worker(topics=["export"])
     uid = enqueue("export", {})
     outcome = ("failed", None, "No notes.") if fails else ("done", {"item_count": 3}, None)
-    wait_until(lambda: len(told) == 3, because="it is tried until it comes through")
+    wait_until(lambda: len(told) == 3, because="it comes through", within=30)
 
     assert set(map(repr, told)) == {repr((uid, *outcome, f"https://example.org/jobs/{uid}/"))}
     assert ended(uid).status == outcome[0]
     wait_until(
-        lambda: not Job.objects.filter(topic="export.finished").exists(), because="it is told"
+        lambda: not Job.objects.filter(topic="export.finished").exists(),
+        because="it is told",
+        within=30,
     )
 
 
@@ -418,7 +422,7 @@ def test_a_running_job_is_cancelled_at_its_next_progress(worker, ended, files):
     service(process)
     worker(topics=["export"])
     uid = enqueue("export", {})
-    wait_until(lambda: get_job(uid).progress_done, because="it runs")
+    wait_until(lambda: get_job(uid).progress_done, because="it runs", within=30)
     assert files() != []
     assert cancel_job(uid) == "running"
     job = ended(uid)
@@ -432,14 +436,14 @@ def test_a_running_job_is_cancelled_at_its_next_progress(worker, ended, files):
 
 def test_a_process_that_returns_all_the_same_is_done(worker, ended):
     def process(self: JobService, job: ServiceJob) -> dict[str, int]:
-        wait_until(lambda: job.cancelled, because="it was cancelled")
+        wait_until(lambda: job.cancelled, because="it was cancelled", within=30)
         assert job.should_stop
         return {"item_count": 1}
 
     service(process)
     worker(topics=["export"])
     uid = enqueue("export", {})
-    wait_until(lambda: get_job(uid).status == "running", because="it runs")
+    wait_until(lambda: get_job(uid).status == "running", because="it runs", within=30)
     cancel_job(uid)
 
     assert (ended(uid).status, ended(uid).result) == ("done", {"item_count": 1})
@@ -473,11 +477,33 @@ def test_a_drain_is_no_cancel(worker):
     service(process)
     one = worker(topics=["export"])
     uid = enqueue("export", {})
-    started.wait(10)
+    assert started.wait(30)
     one.stop()
 
     assert seen == [(True, False)]
     assert (get_job(uid).status, get_job(uid).attempts) == ("pending", 0)
+
+
+def test_no_more_run_at_once_than_max_concurrent_in_all_workers_together(worker):
+    lock, running, peaks = threading.Lock(), [0], [0]
+
+    def process(self: JobService, job: ServiceJob) -> None:
+        with lock:
+            running[0] += 1
+            peaks.append(running[0])
+        time.sleep(0.2)
+        with lock:
+            running[0] -= 1
+
+    service(process, max_concurrent=2)
+    uids = [enqueue("export", {}) for _ in range(12)]
+    for _ in range(3):
+        worker(topics=["export"], poll=0.1)
+    wait_until(
+        lambda: all(get_job(uid).status == "done" for uid in uids), because="all run", within=60
+    )
+
+    assert max(peaks) == 2
 
 
 # -- dials ---------------------------------------------------------------------------
@@ -514,6 +540,7 @@ def test_a_dial_that_a_person_turns_takes_effect_without_a_restart(worker):
     job = wait_until(
         lambda: get_job(uid) if get_job(uid).status == "done" else None,
         because="it is paused no more",
+        within=30,
     )
 
     assert job.expires_at - job.completed_at == timedelta(seconds=300)

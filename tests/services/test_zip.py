@@ -497,10 +497,12 @@ def test_a_zip_can_be_cancelled_while_it_is_made(make_zip, media, worker, files)
     write(media, a="a" * 1_000)
     worker(topics=["endless"])
     uid = enqueue("endless", ZipFiles([]))
-    wait_until(lambda: get_job(uid).progress_done, because="it runs")
+    wait_until(lambda: get_job(uid).progress_done, because="it runs", within=30)
     cancel_job(uid)
     job = wait_until(
-        lambda: get_job(uid) if get_job(uid).status == "failed" else None, because="it stops"
+        lambda: get_job(uid) if get_job(uid).status == "failed" else None,
+        because="it stops",
+        within=30,
     )
 
     assert job.reason == "cancelled"

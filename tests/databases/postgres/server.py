@@ -41,10 +41,11 @@ SESSIONS = (
 def cut_all_sessions() -> None:
     """End every session on the test's database: its own, and those of a pooler too."""
     with connected_to_the_server() as other, other.cursor() as cursor:
+        cursor.execute(f"SELECT pid, pg_terminate_backend(pid) {SESSIONS}")
+        cut = [pid for pid, _ in cursor.fetchall()]
 
         def remain() -> bool:
-            cursor.execute(f"SELECT 1 {SESSIONS}")
+            cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = ANY (%s)", [cut])
             return bool(cursor.rowcount)
 
-        cursor.execute(f"SELECT pg_terminate_backend(pid) {SESSIONS}")
         wait_until(lambda: not remain(), because="the sessions have ended")
