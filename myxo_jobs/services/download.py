@@ -267,7 +267,9 @@ def _signing(storage: Storage, file: StoredFile) -> dict[str, Any] | None:
     takes = inspect.signature(storage.url).parameters
     header = content_disposition_header(True, file.name)
     names = {base.__name__ for base in type(storage).__mro__}
-    if "GoogleCloudStorage" in names:
+    if getattr(storage, "querystring_auth", True) is False:
+        return None
+    if "GoogleCloudStorage" in names and "parameters" in takes:
         seconds = timedelta(seconds=SIGNED_SECONDS)
         return {"parameters": {"expiration": seconds, "response_disposition": header}}
     if "expire" not in takes:

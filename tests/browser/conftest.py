@@ -261,6 +261,8 @@ def open_browser(drivers: Callable[[bool], tuple[Any, Path]]) -> Callable[..., B
 
     def start(address: str, *, javascript: bool = True) -> Browser:
         driver, downloads = drivers(javascript)
+        # Away from the last page first: what it still asks could drop the next session's cookie.
+        driver.get("about:blank")
         driver.get(f"{address}/accounts/login/")
         driver.delete_all_cookies()
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

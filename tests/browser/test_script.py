@@ -44,8 +44,15 @@ def reader(
     client = Client()
     client.force_login(user)
     browser = open_browser(live_server.url)
-    browser.open("/jobs/")
-    browser.driver.add_cookie({"name": "sessionid", "value": client.cookies["sessionid"].value})
+    session = {"name": "sessionid", "value": client.cookies["sessionid"].value}
+
+    def sign_in() -> bool:
+        browser.driver.add_cookie(session)
+        browser.open("/own/?kind=export")
+        kept = browser.driver.get_cookie("sessionid")
+        return kept is not None and kept["value"] == session["value"]
+
+    browser.wait_for(sign_in, "signed in")
     return browser
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission
 from django.db import connection
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
@@ -24,6 +24,7 @@ from myxo_jobs.services import (
     get_job,
     job_document,
     register,
+    status_response,
 )
 from tests.rig import ago, in_threads
 
@@ -592,6 +593,9 @@ def test_without_the_addresses_the_pieces_work_and_name_none(reader, settings):
     job = reader.job_with_file()
     settings.ROOT_URLCONF = "tests.urls"
     document = job_document(job)
+    request = RequestFactory().get("/", headers=HTML)
+    request.user = reader.user
+    assert b"notes.csv" in status_response(request, job).content
 
     assert (document["download_url"], document["cancel_url"]) == (None, None)
     assert document["file"] == {"name": "notes.csv", "bytes": 9}

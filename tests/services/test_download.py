@@ -496,30 +496,61 @@ class Signed(FileSystemStorage):
         return f"https://files.example/{name}?expire={expire}&{sorted((parameters or {}).items())}"
 
 
-def test_a_signed_redirect_sends_to_the_storage_for_five_minutes(
-    reader, export, settings, private, monkeypatch
-):
-    monkeypatch.setattr(export, "respond", signed_redirect)
+class AzureStorage(Signed):
+    """Named, and signing, as the one of django-storages."""
+
+
+class GoogleCloudStorage(FileSystemStorage):
+    """As the one of django-storages, whose `url` takes no `expire`."""
+
+    def url(self, name: str, parameters: Any = None) -> str:
+        return f"https://files.example/{name}?{sorted((parameters or {}).items())}"
+
+
+class Public(Signed):
+    querystring_auth = False
+
+
+def use(settings: Any, private: Path, storage: str) -> None:
     settings.STORAGES = {
         **settings.STORAGES,
         "myxo_jobs": {
-            "BACKEND": "tests.services.test_download.Signed",
+            "BACKEND": f"tests.services.test_download.{storage}",
             "OPTIONS": {"location": str(private)},
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("storage", "signed"),
+    [
+        ("Signed", ("expire=300", "ResponseContentDisposition")),
+        ("AzureStorage", ("expire=300", "content_disposition")),
+        ("GoogleCloudStorage", ("seconds=300", "response_disposition")),
+    ],
+)
+def test_a_signed_redirect_sends_to_the_storage_for_five_minutes(
+    reader, export, settings, private, monkeypatch, storage, signed
+):
+    monkeypatch.setattr(export, "respond", signed_redirect)
+    use(settings, private, storage)
     job = reader.job_with_file(preferred_name="My notes.csv")
     response = get(reader, job)
 
     assert response.status_code == 302
     assert response["Location"].startswith(f"https://files.example/myxo_jobs/export/{job.uid}/")
-    assert "expire=300" in response["Location"]
-    assert "My%20notes.csv" in response["Location"]
+    for words in (*signed, "My%20notes.csv"):
+        assert words in response["Location"]
     assert response["Cache-Control"] == "private, no-cache"
     assert get_job(job.uid).last_accessed_at is not None
 
 
-def test_a_storage_whose_addresses_do_not_end_is_not_redirected_to(reader, export, monkeypatch):
+@pytest.mark.parametrize("storage", ["Watched", "Public"])
+def test_a_storage_whose_addresses_do_not_end_is_not_redirected_to(
+    reader, export, settings, private, monkeypatch, storage
+):
     monkeypatch.setattr(export, "respond", signed_redirect)
+    use(settings, private, storage)
 
     assert body(get(reader, reader.job_with_file())) == b"one,two\r\n"
 
