@@ -51,7 +51,8 @@ def file_response(request: HttpRequest, job: ServiceJob) -> HttpResponseBase:
         return not_there(request, job)
     response = service_for(job).respond(request, job)
     if response is not None:
-        touch(job)
+        if request.method == "GET":
+            touch(job)
         return response
     try:
         return _own_response(request, job, file)

@@ -75,7 +75,7 @@ def document_response(
 
 
 def json_response(document: Any, *, status: int = 200) -> HttpResponse:
-    body = json.dumps(document, cls=DjangoJSONEncoder, ensure_ascii=False)
+    body = json.dumps(document, cls=DjangoJSONEncoder)
     headers = {"Cache-Control": PRIVATE, "X-Content-Type-Options": "nosniff"}
     response = HttpResponse(body, content_type=JSON, status=status, headers=headers)
     patch_vary_headers(response, ("Accept", "Cookie"))

@@ -254,6 +254,12 @@ def test_without_a_payload_type_what_json_has_comes_back_as_it_is(payload):
     assert get_job(enqueue("export", payload)).payload == payload
 
 
+def test_a_payload_that_is_read_late_is_decoded_as_well():
+    enqueue("ordered", Order(3, ["a"]))
+
+    assert list_jobs().get().payload == Order(3, ["a"])
+
+
 def test_a_payload_that_no_longer_fits_is_still_shown(make_job):
     uid = enqueue("ordered", Order(3))
     Job.objects.update(payload='{"note_id":"three"}')
