@@ -34,7 +34,7 @@ NO_NEWS = timedelta(minutes=2)
 SOON = timedelta(hours=24)
 FAR = timedelta(days=300)
 # How often a page without JavaScript is loaded again, at least.
-REFRESH_SECONDS = 5
+REFRESH_SECONDS = 3
 ORDINALS = {
     2: gettext_lazy("second"),
     3: gettext_lazy("third"),

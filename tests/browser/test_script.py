@@ -86,9 +86,9 @@ def asked(browser: Browser, job: Job) -> int:
 
 
 def asks_no_more(browser: Browser, job: Job) -> bool:
-    browser.pause(1000)  # for what was under way
+    browser.pause(700)  # for what was under way
     before = asked(browser, job)
-    browser.pause(2500)
+    browser.pause(1800)  # it would ask after a second
     return asked(browser, job) == before
 
 

@@ -28,7 +28,7 @@ from myxo_jobs.services import (
 )
 from tests.rig import ago, in_threads
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("private")]
 
 HTML = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 SECRET = "hunter2"
@@ -567,6 +567,7 @@ def test_accepted_sends_a_browser_to_the_page(reader):
     assert reader.client.get(response["Location"], headers=HTML).status_code == 200
 
 
+@pytest.mark.django_db(transaction=True)
 def test_ten_clicks_at_once_make_one_export_and_a_failed_one_does_not_block_the_next(reader):
     def click() -> str:
         client = Client()
@@ -607,6 +608,7 @@ async def _status(user: Any, uid: object) -> Any:
     return await client.get(f"/jobs/{uid}/")
 
 
+@pytest.mark.django_db(transaction=True)
 def test_the_status_is_told_under_asgi_as_well(reader):
     from asgiref.sync import async_to_sync
 

@@ -24,7 +24,7 @@ from myxo_jobs.models import Job
 from myxo_jobs.services import JobService, accel, get_job, register, signed_redirect
 from tests.rig import ago, in_threads
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("private")]
 
 BYTES = bytes(range(256)) * 4000  # more than one piece
 
@@ -79,6 +79,7 @@ async def _fetch(user: Any, uid: object, headers: dict[str, str]) -> tuple[Any, 
     return response, b"".join(pieces), len(pieces)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_under_asgi_it_comes_in_pieces_too_and_touches_the_job(reader):
     job = reader.job_with_file(BYTES, expires_at=ago(-60))
     response, content, pieces = async_to_sync(_fetch)(reader.user, job.uid, {})
@@ -130,6 +131,7 @@ def test_whatever_it_is_it_is_saved_and_not_shown(reader, name, kind):
     assert response["X-Content-Type-Options"] == "nosniff"
 
 
+@pytest.mark.django_db(transaction=True)
 def test_it_is_never_compressed_on_the_way(reader, settings):
     settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
     job = reader.job_with_file(b"a" * 100_000)
@@ -323,6 +325,7 @@ def test_a_file_that_cannot_seek_is_sent_whole(reader, watched):
     assert body(response) == BYTES
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_file_is_closed_however_the_download_ends(reader, watched, monkeypatch):
     closed: list[str] = []
     close = File.close
@@ -424,6 +427,7 @@ def test_a_storage_that_is_away_is_no_error_of_ours(reader, settings, private):
 # -- it lasts --------------------------------------------------------------------------
 
 
+@pytest.mark.django_db(transaction=True)
 def test_the_first_piece_makes_the_job_last_as_long_as_its_retention(reader):
     job = reader.job_with_file(BYTES, expires_at=ago(-60))
     response = get(reader, job)
@@ -448,6 +452,7 @@ def test_it_is_touched_at_most_once_a_minute(reader):
     assert get_job(job.uid).last_accessed_at >= first
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_download_goes_on_beside_somebody_who_has_locked_the_row_or_the_database(reader):
     job = reader.job_with_file(BYTES)
     locked, go_on = threading.Event(), threading.Event()
@@ -470,6 +475,7 @@ def test_a_download_goes_on_beside_somebody_who_has_locked_the_row_or_the_databa
     assert get_job(job.uid).last_accessed_at is None
 
 
+@pytest.mark.django_db(transaction=True)
 def test_the_connection_waits_for_locks_as_before_after_a_touch(reader):
     job = reader.job_with_file()
     connection = connections["default"]
@@ -584,6 +590,7 @@ def test_a_service_may_answer_a_download_itself_after_the_same_check(
     assert get(reader, expired).status_code == 404
 
 
+@pytest.mark.django_db(transaction=True)
 def test_many_downloads_under_asgi_run_beside_each_other(reader):
     job = reader.job_with_file(BYTES)
 

@@ -19,7 +19,7 @@ from myxo_jobs.queue import uuid7
 from myxo_jobs.services import JobService, register
 from tests.rig import ago
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("private")]
 
 HTML = {"Accept": "text/html"}
 
