@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, build_opener
 
+import django
 import msgspec
 import pytest
 from django.conf import settings
@@ -256,9 +257,18 @@ def test_each_block_of_a_page_runs_in_the_project_of_the_readme(
     read_in_the_project_of_the_readme(reader_with_notes, page)
 
 
+CONSOLE = "django.core.mail.backends.console.EmailBackend"
+MAIL_TO_THE_CONSOLE = (
+    f'MAILERS = {{"default": {{"BACKEND": "{CONSOLE}"}}}}\n'
+    if django.VERSION >= (6, 1)
+    else f'EMAIL_BACKEND = "{CONSOLE}"\n'
+)
+
+
 def test_each_block_of_the_pages_on_services_runs_in_the_project_of_the_readme(
     reader_with_notes: Reader,
 ):
+    reader_with_notes.write("mysite/settings.py", MAIL_TO_THE_CONSOLE)
     read_in_the_project_of_the_readme(reader_with_notes, *SERVICE_PAGES)
 
 

@@ -89,6 +89,7 @@ def _payload(handler: Handler, payload: Any) -> Any:
     if struct is msgspec.Struct or isinstance(payload, struct) or not isinstance(payload, dict):
         return _checked_type(struct, payload)
     known = {field.encode_name for field in msgspec.structs.fields(struct)}
+    known.add(struct.__struct_config__.tag_field or "")
     for name in payload:
         if name not in known:
             raise PayloadInvalid(f"{struct.__name__}: it has no field {name!r}")

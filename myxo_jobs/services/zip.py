@@ -107,10 +107,10 @@ class ZipService(JobService):
             job.file(ARCHIVE) as f,
             zipfile.ZipFile(f, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
-            writing = _Writing(job, archive, f, self.storages)
+            writing = _Writing(job, archive, f, self.storages, skips=missing == "skip")
             writing.total = writing.total_of(entries)
             for entry in entries:
-                writing.add(entry, skip=missing == "skip")
+                writing.add(entry)
             writing.tell_of_missing()
         result: dict[str, Any] = {
             "item_count": writing.count,
@@ -126,7 +126,13 @@ class _Writing:
     """An archive while it is written."""
 
     def __init__(
-        self, job: ServiceJob, archive: zipfile.ZipFile, file: Any, allowed: Sequence[str]
+        self,
+        job: ServiceJob,
+        archive: zipfile.ZipFile,
+        file: Any,
+        allowed: Sequence[str],
+        *,
+        skips: bool,
     ) -> None:
         self.count = 0
         self.done = 0
@@ -137,6 +143,8 @@ class _Writing:
         self._file = file
         self._sources = _Sources(allowed)
         self._names = ZipNames()
+        # Taken first, so that it is the list of what is missing, whatever else is called so.
+        self._list_name = self._names.take(MISSING) if skips else ""
 
     def total_of(self, entries: Iterable[ZipEntry]) -> int | None:
         """Return how many bytes a list has; None where asking takes a network, or it is no list."""
@@ -150,13 +158,13 @@ class _Writing:
                 total += self._sources.size_of(entry)
         return total
 
-    def add(self, entry: ZipEntry, *, skip: bool) -> None:
+    def add(self, entry: ZipEntry) -> None:
         name = self._names.take(entry.name or PurePosixPath(entry.source).name)
         start, done = self._archive.start_dir, self.done
         try:
             self._write(entry, name)
         except Unreadable as reason:
-            if not skip:
+            if not self._list_name:
                 raise GiveUp(reason.words % {"name": name}) from reason.__cause__
             self._take_back(name, start)
             self.done = done
@@ -167,7 +175,7 @@ class _Writing:
     def tell_of_missing(self) -> None:
         if self.missing:
             lines = "".join(f"{name}\n" for name in self.missing)
-            self._archive.writestr(_info(self._names.take(MISSING), None, None), lines)
+            self._archive.writestr(_info(self._list_name, None, None), lines)
 
     def _write(self, entry: ZipEntry, name: str) -> None:
         size = self._sources.size_of(entry)

@@ -260,6 +260,21 @@ def test_a_payload_that_is_read_late_is_decoded_as_well():
     assert list_jobs().get().payload == Order(3, ["a"])
 
 
+def test_a_tagged_payload_type_takes_a_dict_with_its_tag():
+    class Tagged(msgspec.Struct, tag="one"):
+        note_id: int
+
+    class TaggedService(JobService):
+        kind = "tagged"
+        payload_type = Tagged
+
+        def process(self, job: Any) -> None: ...
+
+    register(TaggedService)
+
+    assert get_job(enqueue("tagged", {"type": "one", "note_id": 3})).payload == Tagged(3)
+
+
 def test_a_payload_that_no_longer_fits_is_still_shown(make_job):
     uid = enqueue("ordered", Order(3))
     Job.objects.update(payload='{"note_id":"three"}')

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from django.db import connection, transaction
+from django.test import modify_settings
 from django.utils import timezone, translation
 from django.utils.translation import gettext, gettext_lazy
 
@@ -375,6 +376,24 @@ def test_finished_is_called_once_the_outcome_stands(worker, ended, settings, fai
         because="it is told",
         within=30,
     )
+
+
+def test_the_address_of_a_job_begins_with_the_site_where_that_is_known(settings):
+    settings.ROOT_URLCONF = "tests.services.addresses"
+    service(lambda self, job: None)
+    uid = enqueue("export", {})
+    assert get_job(uid).url == f"/jobs/{uid}/"
+    with modify_settings(INSTALLED_APPS={"append": "django.contrib.sites"}):
+        from django.contrib.sites import models as sites
+
+        settings.SITE_ID = 1
+        sites.SITE_CACHE[1] = sites.Site(pk=1, domain="example.org")
+        try:
+            assert get_job(uid).url == f"https://example.org/jobs/{uid}/"
+        finally:
+            sites.SITE_CACHE.clear()
+    settings.MYXO_JOBS = {"base_url": "https://notes.example/"}
+    assert get_job(uid).url == f"https://notes.example/jobs/{uid}/"
 
 
 def test_a_job_that_is_cancelled_while_it_waits_is_told_of_too():

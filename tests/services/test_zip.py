@@ -342,6 +342,17 @@ def test_with_skip_they_are_left_out_whole_and_named(make_zip, media, tmp_path):
 
 
 @needs_database
+def test_the_list_of_what_is_missing_has_its_name_whatever_else_is_called_so(make_zip, media):
+    entries = write(media, **{"MISSING.txt": "a file of the project"})
+    _, archive = make_zip([*entries, ZipEntry("nothing")], "skip")
+
+    assert contents(archive) == {
+        "MISSING (2).txt": b"a file of the project",
+        "MISSING.txt": b"nothing\n",
+    }
+
+
+@needs_database
 def test_a_link_inside_the_storage_is_followed(make_zip, media):
     write(media, a="inside")
     (media / "link.txt").symlink_to(media / "a")
