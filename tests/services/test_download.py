@@ -303,6 +303,21 @@ def watched(settings: Any, private: Path) -> Iterator[type[Watched]]:
     Watched.seeks = True
 
 
+def test_a_storage_that_is_no_folder_sends_its_files_as_well(reader, settings):
+    settings.STORAGES = {
+        **settings.STORAGES,
+        "myxo_jobs": {"BACKEND": "django.core.files.storage.InMemoryStorage"},
+    }
+    job = reader.job_with_file(b"0123456789")
+
+    assert body(get(reader, job)) == b"0123456789"
+    assert body(get(reader, job, Range="bytes=-3")) == b"789"
+    assert reader.client.head(f"/jobs/{job.uid}/download/").status_code == 200
+    storages["myxo_jobs"].delete(json.loads(Job.objects.get(pk=job.pk).result)["file"])
+    assert get(reader, job).status_code == 404
+    assert reader.client.head(f"/jobs/{job.uid}/download/").status_code == 404
+
+
 def test_head_opens_nothing_and_tells_as_much(reader, watched):
     job = reader.job_with_file(b"0123456789", preferred_name="a.csv")
     head = reader.client.head(f"/jobs/{job.uid}/download/")

@@ -50,8 +50,7 @@
         this.show(told);
       } catch {
         this.wait = Math.min(this.wait * 2, LONGEST_WAIT);
-        this.find("state").textContent = this.element.dataset.failing;
-        this.speak(this.element.dataset.failing, "failing");
+        this.showFailing();
       } finally {
         this.asking = false;
         this.dueAt = Date.now() + this.wait * 1000;
@@ -86,6 +85,11 @@
       link.href = job.download_url;
       link.textContent = words.file;
       this.find("about").textContent = words.about;
+    }
+
+    showFailing() {
+      this.find("state").textContent = this.element.dataset.failing;
+      this.speak(this.element.dataset.failing, "failing");
     }
 
     showGone() {
@@ -124,16 +128,19 @@
 
     async cancel(form) {
       try {
-        await fetch(form.action, {
+        const answer = await fetch(form.action, {
           method: "POST",
           headers: { Accept: "application/json" },
           body: new FormData(form),
           credentials: "same-origin",
         });
-      } finally {
+        // Refused, as after signing out: send it again as a form, whose answer is shown.
+        if (answer.status === 403) form.submit();
         this.dueAt = Date.now();
-        plan();
+      } catch {
+        this.showFailing();
       }
+      plan();
     }
   }
 
