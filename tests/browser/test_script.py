@@ -113,6 +113,19 @@ def test_a_bar_follows_its_job_tells_the_page_and_stops_at_the_end(reader, job):
     assert reader.complaints() == []
 
 
+def test_two_bars_on_a_page_are_followed_each_for_itself(reader, job):
+    one, other = job(progress_done=1, progress_total=4), job(progress_done=1, progress_total=2)
+    reader.open(f"/own/?uid={one.uid}&other={other.uid}")
+    reader.run(LISTEN)
+    change(one, due=None, worker="", expires_at=ago(-600))
+    change(other, failed=True, worker="", reason="refused", message="No.", expires_at=ago(-600))
+    reader.wait_for_state("Done No.")
+
+    ends = {(name, document["uid"]) for name, document in told(reader) if name != "job:progress"}
+    assert ends == {("job:done", str(one.uid)), ("job:failed", str(other.uid))}
+    assert len([name for name, _ in told(reader) if name != "job:progress"]) == 2, "each once"
+
+
 def test_a_bar_says_when_the_site_is_away_and_waits_longer_each_time(reader, job):
     row = job()
     reader.open(f"/own/?uid={row.uid}")

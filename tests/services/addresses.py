@@ -31,13 +31,14 @@ PAGE = """
 <body><main><h1>A page of the project</h1>
 {% load myxo_jobs %}
 {% if uid %}{% job_progress uid then=then %}{% endif %}
+{% if other %}{% job_progress other %}{% endif %}
 {% if kind %}{% job_list kind %}{% endif %}
 </main></body></html>
 """
 
 
 def own_page(request: HttpRequest) -> HttpResponse:
-    context = {name: request.GET.get(name, "") for name in ("uid", "then", "kind")}
+    context = {name: request.GET.get(name, "") for name in ("uid", "then", "other", "kind")}
     return HttpResponse(engines["django"].from_string(PAGE).render(context, request))
 
 
