@@ -24,6 +24,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "example_project.strict_csp.StrictCsp",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -45,6 +46,21 @@ TEMPLATES = [
 ]
 ROOT_URLCONF = "example_project.urls"
 STATIC_URL = "static/"
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "notes:list"
+LOGOUT_REDIRECT_URL = "notes:list"
+
+# The files of jobs are for their owners alone: in a folder that has no address.
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "myxo_jobs": {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {"location": os.environ.get("NOTES_FILES") or BASE_DIR / "private_files"},
+    },
+}
+# How long the export rests after each note, so that one can watch its bar.
+EXPORT_PAUSE_SECONDS = 0.05
 
 # A file beside manage.py, or the PostgreSQL that DATABASE_URL names.
 DATABASE_URL = os.environ.get("DATABASE_URL") or "sqlite:///db.sqlite3"

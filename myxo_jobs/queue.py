@@ -992,24 +992,52 @@ def remove_held(connection: BaseDatabaseWrapper, job_id: int, token: str) -> boo
         return bool(cursor.rowcount)
 
 
-_TOUCH = """
-UPDATE myxo_jobs SET last_accessed_at = {now}, expires_at = CASE
-    WHEN (failed OR due IS NULL) AND expires_at IS NOT NULL THEN {later} ELSE expires_at END
-WHERE id = %s AND (NOT failed AND due IS NOT NULL OR expires_at IS NULL OR expires_at > {now})
-"""
+_TOUCHED = """last_accessed_at = {now}, expires_at = CASE
+    WHEN (failed OR due IS NULL) AND expires_at IS NOT NULL THEN {later} ELSE expires_at END"""
+_IS_THERE = "(NOT failed AND due IS NOT NULL OR expires_at IS NULL OR expires_at > {now})"
 
 
-def touch(connection: BaseDatabaseWrapper, job_id: int, seconds: float) -> bool:
+def touch(
+    connection: BaseDatabaseWrapper, job_id: int, seconds: float, *, at_once: bool = False
+) -> bool:
     """Note that a job was fetched; one that has ended lasts so long from now at least.
 
-    Tells whether there was one: one that has expired is gone.
+    Tells whether there was one: one that has expired is gone. `at_once`: also false where
+    somebody else has locked the row or the database, instead of waiting for them.
     """
     database = database_of(connection)
     later = database.larger_of("expires_at", database.after("%s"))
-    statement = _sql(connection, _TOUCH, later=later.replace("%Y-%m-%d %H:%M:%f", _DOUBLED))
+    assignments = _sql(connection, _TOUCHED, later=later.replace("%Y-%m-%d %H:%M:%f", _DOUBLED))
+    is_there = _sql(connection, _IS_THERE)
+    if at_once:
+        return database.update_at_once(connection, job_id, assignments, [seconds], is_there)
     with connection.cursor() as cursor:
-        cursor.execute(statement, [seconds, job_id])
+        cursor.execute(
+            f"UPDATE myxo_jobs SET {assignments} WHERE id = %s AND {is_there}",  # noqa: S608 - constants
+            [seconds, job_id],
+        )
         return bool(cursor.rowcount)
+
+
+_LINE = """
+SELECT id FROM myxo_jobs
+WHERE topic = %s AND {waiting} AND priority >= %s AND (due <= %s OR due <= {now})
+ORDER BY priority DESC, due, id LIMIT %s
+"""
+
+
+def ahead_of(alias: str, job: Job, most: int) -> int:
+    """Return how many jobs of its topic come before a waiting one, counted to `most`.
+
+    Walks the line as a claim does, so what stands behind the job is not looked at.
+    """
+    connection = connections[alias]
+    statement = _sql(connection, _LINE, waiting=database_of(connection).waiting)
+    due = Job._meta.get_field("due").get_db_prep_value(job.due, connection)
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [job.topic, job.priority, due, most])
+        ids = [row[0] for row in cursor.fetchall()]
+    return ids.index(job.pk) if job.pk in ids else len(ids)
 
 
 _END_LIFE = "UPDATE myxo_jobs SET expires_at = {now} WHERE id = %s AND (failed OR due IS NULL)"

@@ -33,7 +33,9 @@ from myxo_jobs.conf import DIALS, Settings
 from myxo_jobs.databases.postgres import NOTICE_A_DEAD_NETWORK
 from myxo_jobs.management.commands.runjobs import Command
 from myxo_jobs.models import Job, ServiceSettings
+from myxo_jobs.services import urls
 from myxo_jobs.services.rows import ServiceJob
+from myxo_jobs.templatetags import myxo_jobs as job_tags
 from tests.docs.pages import (
     DOCS,
     PAGES,
@@ -63,6 +65,13 @@ RUN_ELSEWHERE = {
         "tests/test_wheel.py"
     ),
 }
+LANGUAGES_ELSEWHERE = {
+    "sql": "test_every_sql_statement_runs_on_a_real_table",
+    "ini": "test_every_runjobs_in_the_docs_has_options_that_there_are",
+    "dockerfile": "test_every_runjobs_in_the_docs_has_options_that_there_are",
+    "nginx": "test_nginx_sends_from_the_place_that_the_service_names",
+    "js": "tests/browser/test_script.py",
+}
 # Their settings are of databases that are not the one under test.
 POSTGRESQL_PAGE = DOCS / "how-to/use-postgresql.md"
 OTHER_HOST_PAGE = DOCS / "how-to/use-a-database-on-another-host.md"
@@ -73,10 +82,8 @@ LONG_RUNS = (DOCS / "explanation/proof.md", DOCS / "explanation/performance.md")
 
 def place_elsewhere(block: Block) -> str | None:
     """Return where else a block is held, None when the reader of its page runs it."""
-    if block.language == "sql":
-        return "test_every_sql_statement_runs_on_a_real_table"
-    if block.language in ("ini", "dockerfile"):
-        return "test_every_runjobs_in_the_docs_has_options_that_there_are"
+    if block.language in LANGUAGES_ELSEWHERE:
+        return LANGUAGES_ELSEWHERE[block.language]
     if not block.language and block.page.parent.name == "explanation":
         return "test_the_drawings_show_the_steps_that_there_are"
     if block.page == POSTGRESQL_PAGE and block.file:
@@ -230,6 +237,9 @@ SERVICE_PAGES = [
         "limit-and-time-out-a-service",
         "change-retention",
         "clean-up-after-a-service",
+        "offer-a-download",
+        "show-progress-on-a-page",
+        "use-your-own-api",
     )
 ]
 READ_ELSEWHERE = (README, DOCS / "tutorial.md", FIRST_SERVICE, *SERVICE_PAGES)
@@ -422,6 +432,16 @@ def test_the_page_on_another_host_asks_of_every_connection_what_the_worker_asks_
         assert int(value) == ours or int(value) * 1000 == ours
 
 
+def test_nginx_sends_from_the_place_that_the_service_names():
+    page = (DOCS / "how-to/offer-a-download.md").read_text()
+    (location,) = re.findall(r"^location (\S+) \{", page, re.MULTILINE)
+    (folder,) = re.findall(r"alias \S+/(\w+)/;", page)
+
+    assert f'respond = accel("{location}")' in page
+    assert f'BASE_DIR / "{folder}"' in page
+    assert "    internal;\n" in page
+
+
 def test_every_runjobs_in_the_docs_has_options_that_there_are():
     found = []
     for page in PAGES:
@@ -612,6 +632,24 @@ def service_stats_names() -> list[str]:
         "failed",
         *re.findall(r'^        "(\w+)": ', source, re.MULTILINE),
     ]
+
+
+ADDRESSES = DOCS / "reference/addresses.md"
+
+
+def test_the_reference_of_the_addresses_names_each_field_address_tag_and_event():
+    text = ADDRESSES.read_text()
+    fields = set(re.findall(r"[\w.]+", " ".join(first_cells(ADDRESSES, "The status document"))))
+    fields = {field.removeprefix("progress.") for field in fields} | {"progress", "name", "bytes"}
+    script = (ROOT / "myxo_jobs/static/myxo_jobs/services.js").read_text()
+
+    assert fields == set(DOCUMENT) - {"hint"}
+    for pattern in urls.urlpatterns:
+        row = f"| `{pattern.pattern}` |".replace("<str:uid>", "<uid>").replace("| `` |", "| |")
+        assert f"{row} `{pattern.name}` |" in text
+    assert set(re.findall(r"job:\w+", script)) == set(first_cells(ADDRESSES, "Events"))
+    tags = {re.findall(r"\w+", tag)[0] for tag in first_cells(ADDRESSES, "Tags")}
+    assert tags == set(job_tags.register.tags)
 
 
 @pytest.mark.parametrize(

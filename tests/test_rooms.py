@@ -23,6 +23,7 @@ ROOMS = [
     "worker",
     "jobs",
     "services",
+    "templatetags",
     "testing",
     "checks",
     "admin",

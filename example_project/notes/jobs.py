@@ -1,13 +1,21 @@
-"""The job of this app: count the words of a note."""
+"""The work of this app: words are counted for each note, and people export their notes."""
 
 from __future__ import annotations
 
+import csv
+import time
+from typing import Any
+
 import msgspec
+from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 
 from example_project.notes import ledger
 from example_project.notes.models import Note
 from myxo_jobs import GiveUp, Jobs, Run, job
+from myxo_jobs.services import JobService, register
+from myxo_jobs.services.rows import ServiceJob
 
 jobs = Jobs()
 
@@ -38,3 +46,44 @@ def save_and_count(note: Note) -> None:
     with transaction.atomic():
         note.save()
         jobs.put(CountWords(note_id=note.pk))
+
+
+def _notes_of(job: ServiceJob) -> QuerySet[Note]:
+    return Note.objects.filter(author_id=int(job.owner_id or 0))
+
+
+@register
+class ExportNotes(JobService):
+    """All notes of the owner, as a CSV file."""
+
+    kind = "export"
+    title = "Export of my notes"
+
+    def process(self, job: ServiceJob) -> dict[str, Any]:
+        notes = _notes_of(job).order_by("pk")
+        if not notes.exists():
+            raise GiveUp("You have not written any notes yet.")
+        with job.file("notes.csv", text=True) as file:
+            rows = csv.writer(file)
+            rows.writerow(["title", "text"])
+            for note in job.track(notes):
+                rows.writerow([note.title, note.text])
+                time.sleep(settings.EXPORT_PAUSE_SECONDS)
+        return {"item_count": notes.count(), "bytes_out": file.size}
+
+
+@register
+class Statistics(JobService):
+    """How many notes and words the owner has, counted in an event loop."""
+
+    kind = "statistics"
+    title = "Statistics of my notes"
+
+    async def process(self, job: ServiceJob) -> dict[str, int]:
+        notes = _notes_of(job)
+        total, words, done = await notes.acount(), 0, 0
+        async for note in notes:
+            done += 1
+            words += len(note.text.split())
+            job.progress(done, total, "Reading notes")
+        return {"item_count": done, "words": words}

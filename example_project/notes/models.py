@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.db import models
 
 
@@ -11,6 +12,10 @@ class Note(models.Model):
         # Its job fails until somebody makes the note a plain one: to see a failed job.
         BROKEN = "broken", "Broken: its words cannot be counted"
 
+    # None for a note that somebody wrote who had not signed in.
+    author = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.CASCADE, null=True, blank=True, editable=False
+    )
     title = models.CharField(max_length=255)
     text = models.TextField()
     kind = models.CharField(max_length=6, choices=Kind.choices, default=Kind.PLAIN)

@@ -10,4 +10,7 @@ urlpatterns = [
     path("write/", views.write, name="write"),
     path("upload/", views.upload, name="upload"),
     path("<int:pk>/", views.edit, name="edit"),
+    path("exports/", views.exports, name="exports"),
+    path("statistics/", views.statistics, name="statistics"),
+    path("statistics/<str:uid>/", views.statistics_of, name="statistics_of"),
 ]

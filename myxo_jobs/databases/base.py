@@ -296,6 +296,20 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def update_at_once(
+        self,
+        connection: BaseDatabaseWrapper,
+        job_id: int,
+        assignments: str,
+        values: Sequence[Any],
+        condition: str,
+    ) -> bool:
+        """Update a job that meets `condition`, unless that means waiting for somebody.
+
+        On a connection of the project's; SQL as its cursor takes it. Tells whether it was.
+        """
+
+    @abstractmethod
     def one_transaction(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[Any]:
         """Make the statements of a block one transaction, or a part of the open one.
 

@@ -568,6 +568,21 @@ class PostgreSQL(Database):
         )
         return self._changed(connection, statement, {"held": rows})
 
+    def update_at_once(
+        self,
+        connection: BaseDatabaseWrapper,
+        job_id: int,
+        assignments: str,
+        values: Sequence[Any],
+        condition: str,
+    ) -> bool:
+        free = f"SELECT id FROM myxo_jobs WHERE id = %s AND {condition} FOR UPDATE SKIP LOCKED"
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"UPDATE myxo_jobs SET {assignments} WHERE id = ({free})", [*values, job_id]
+            )
+            return bool(cursor.rowcount)
+
     def one_transaction(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[Any]:
         connection.ensure_connection()
         transaction: AbstractContextManager[Any] = connection.connection.transaction()

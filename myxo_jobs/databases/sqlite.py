@@ -348,6 +348,30 @@ class SQLite(Database):
         with _immediate(connection) as raw:
             return {row[0] for row in raw.execute(statement, (json.dumps(held),)).fetchall()}
 
+    def update_at_once(
+        self,
+        connection: BaseDatabaseWrapper,
+        job_id: int,
+        assignments: str,
+        values: Sequence[Any],
+        condition: str,
+    ) -> bool:
+        with connection.cursor() as cursor:
+            (patience,) = cursor.execute("PRAGMA busy_timeout").fetchone()
+            cursor.execute("PRAGMA busy_timeout = 0")
+            try:
+                cursor.execute(
+                    f"UPDATE myxo_jobs SET {assignments} WHERE id = %s AND {condition}",
+                    [*values, job_id],
+                )
+                return bool(cursor.rowcount)
+            except OperationalError as error:
+                if _is_busy(error):
+                    return False
+                raise
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout = {patience}")
+
     def one_transaction(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[Any]:
         return _immediate(connection)
 

@@ -1,5 +1,6 @@
 """Job services: work that a person starts, watches and fetches."""
 
+from myxo_jobs.services.document import job_document
 from myxo_jobs.services.door import (
     cancel_job,
     delete_job,
@@ -9,6 +10,8 @@ from myxo_jobs.services.door import (
     service_stats,
     touch_job,
 )
+from myxo_jobs.services.download import accel, file_response, signed_redirect
+from myxo_jobs.services.responses import accepted, status_response
 from myxo_jobs.services.service import JobService, register
 from myxo_jobs.services.zip import ZipEntry, ZipFiles, ZipService
 
@@ -17,12 +20,18 @@ __all__ = [
     "ZipEntry",
     "ZipFiles",
     "ZipService",
+    "accel",
+    "accepted",
     "cancel_job",
     "delete_job",
     "enqueue",
+    "file_response",
     "get_job",
+    "job_document",
     "list_jobs",
     "register",
     "service_stats",
+    "signed_redirect",
+    "status_response",
     "touch_job",
 ]

@@ -54,6 +54,14 @@ class ServiceJob(Job):
             loaded["result"] = msgspec.json.decode(loaded["result"])
         return row
 
+    def refresh_from_db(
+        self, using: str | None = None, fields: Any = None, from_queryset: Any = None
+    ) -> None:
+        """Read again, or what was deferred: a payload with the topic, by which it is decoded."""
+        if fields is not None and "payload" in fields:
+            fields = [*fields, "topic"]
+        super().refresh_from_db(using, fields, from_queryset)
+
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **kwargs: Any) -> None:
         """Save what has the form of its column. Raises TypeError for payload and result."""
         if update_fields is None or {"payload", "result"} & set(update_fields):

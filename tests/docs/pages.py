@@ -16,7 +16,7 @@ PAGES = [README, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BY_HAND = re.compile(r"^<!-- by hand: (.+) -->$", re.MULTILINE)
-_FILE = re.compile(r"# ([\w/]+\.\w+)\n")
+_FILE = re.compile(r"(?:# |\{# )([\w/]+\.\w+)(?: #\})?\n")
 
 
 class Block(msgspec.Struct, frozen=True):

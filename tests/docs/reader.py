@@ -1,6 +1,7 @@
 """Somebody who does what a page says, block by block, in a project of their own.
 
-A block that begins with `# path/of/a_file.py` goes to the end of that file. Shell
+A block that begins with `# path/of/a_file.py` goes to the end of that file, and so does a
+template that begins with `{# path/of/it.html #}`. Shell
 blocks are run, a `text` block is what the last of them has printed, `…` standing for
 anything; a server or a worker goes on in a terminal of its own. Other Python blocks,
 `pycon` ones with their answers, are typed into a session that stays open until a file
@@ -38,7 +39,7 @@ class Reader:
         self.folder = folder
         # What a page takes as given: Python to begin each session with.
         self.given = ""
-        self.port = _free_port()
+        self.port = free_port()
         self._database = database
         self._printed: Callable[[], str] = lambda: ""
         self._terminals: list[Process] = []
@@ -51,7 +52,7 @@ class Reader:
         """Do what a block says. Raises LookupError for one that says nothing to do."""
         if block.language == "by hand":
             by_hand[block.text](self)
-        elif block.language == "python" and block.file:
+        elif block.language in ("python", "html") and block.file:
             self.write(block.file, block.text)
         elif block.language == "sh":
             for command in block.text.splitlines():
@@ -181,7 +182,7 @@ class Terminal(Process):
         super().__init__(["bash", "-c", there], log, environment)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port: int = listening.getsockname()[1]

@@ -254,6 +254,12 @@ def test_without_a_payload_type_what_json_has_comes_back_as_it_is(payload):
     assert get_job(enqueue("export", payload)).payload == payload
 
 
+def test_a_payload_that_is_read_late_is_decoded_as_well():
+    enqueue("ordered", Order(3, ["a"]))
+
+    assert list_jobs().get().payload == Order(3, ["a"])
+
+
 def test_a_tagged_payload_type_takes_a_dict_with_its_tag():
     class Tagged(msgspec.Struct, tag="one"):
         note_id: int
