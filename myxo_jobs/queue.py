@@ -436,6 +436,9 @@ def _claim(
     for one in claims[:1]:
         if one.suspect and claimed.mark in ("lost", "late"):
             one.last_end = cast(LastEnd, claimed.mark)
+    if claimed.cancelled:
+        for one in claims:
+            one.cancelled = one.job_id in claimed.cancelled
     if claimed.uids:
         for one in claims:
             one.uid = claimed.uids[one.job_id]
@@ -731,7 +734,8 @@ def _fail(connection: BaseDatabaseWrapper, failures: Sequence[Failure], others: 
     return database.update_held(
         connection,
         f"{_RELEASED}, {_BLAMED}, {_ended(database)}, failed = again IS NULL, key = {key}, "
-        "reason = held.reason, message = held.message, "
+        f"reason = CASE WHEN {_UNLESS_CANCELLED} THEN held.reason ELSE 'cancelled' END, "
+        "message = held.message, "
         f"expires_at = {database.after('held.keep')}, {_LAST_PROGRESS}, {others}",
         _FAILURE,
         [_failure_row(one) for one in failures],

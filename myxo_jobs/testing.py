@@ -24,6 +24,7 @@ from myxo_jobs.worker.running import (
     FINAL_FAILURES,
     Outcome,
     Surroundings,
+    cancelled_unrun,
     outcome_of,
     run,
     run_async,
@@ -128,7 +129,9 @@ def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:
     )
     try:
         with transaction.atomic(using=connection.alias):
-            if claim.handler.is_async:
+            if claim.cancelled:
+                outcome = cancelled_unrun(claim)
+            elif claim.handler.is_async:
                 outcome = async_to_sync(run_async)(claim, around)
             else:
                 outcome = run(claim, around)

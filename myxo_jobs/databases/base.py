@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Literal
@@ -89,6 +89,8 @@ class Claimed(msgspec.Struct, frozen=True):
     uids: Mapping[int, str] = {}
     #: Of the suspect, if one was claimed: what stood behind the slash of its last token.
     mark: str = ""
+    #: The ids of those that somebody cancelled in an earlier claim, which did not end them.
+    cancelled: Collection[int] = ()
 
 
 class Listener(ABC):
@@ -244,6 +246,7 @@ class Database(ABC):
         lock takes no suspect whose lease ended meanwhile: its holder had to wait, too.
         With `uids`, as many as `limit`, the jobs are kept ones: each without a uid gets one
         of them, and the columns of an earlier end and of its progress are emptied.
+        A request put with `again` is a new job: nobody has cancelled that.
         """
 
     @abstractmethod

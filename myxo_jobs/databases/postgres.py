@@ -93,9 +93,11 @@ CLAIM = f"""
 WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (
     SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect,
-        split_part(job.worker, '/', 2) AS mark
+        split_part(job.worker, '/', 2) AS mark, job.is_cancelled
     FROM level CROSS JOIN LATERAL (
-        SELECT id, due, lease_until, worker FROM myxo_jobs
+        SELECT id, due, lease_until, worker,
+            cancelled_at IS NOT NULL AND again IS NULL AS is_cancelled
+        FROM myxo_jobs
         WHERE topic = %(topic)s AND priority = level.priority AND due >= level.floor
             AND {{claimable}}
         ORDER BY due, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
@@ -113,6 +115,7 @@ SET worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
     attempts = CASE WHEN job.again IS NULL THEN least(job.attempts, {MOST_ATTEMPTS}) + 1 ELSE 1 END,
     payload = coalesce(job.again, job.payload),
+    cancelled_at = CASE WHEN job.again IS NULL THEN job.cancelled_at END,
     again = NULL,
     started_at = statement_timestamp(){{kept}}
 WHERE job.id = {{taken}} AND {UNFLUSHED}
@@ -123,6 +126,7 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
             'epoch', {EPOCH},
             'suspect', (SELECT suspect FROM taken WHERE place = 1),
             'mark', (SELECT mark FROM taken WHERE place = 1),
+            'cancelled', (SELECT json_agg(id) FROM free WHERE is_cancelled),
             'floors', (
                 SELECT json_agg(json_build_array(priority, due))
                 FROM (SELECT priority, min(due) AS due FROM free GROUP BY priority) AS first
@@ -496,7 +500,8 @@ class PostgreSQL(Database):
         suspect = about["suspect"]
         claimed = [(*rows[job_id][:5], suspect) for job_id in about["line"]]
         given = {} if uids is None else {job_id: row[6] for job_id, row in rows.items()}
-        return Claimed(claimed, about["floors"], given, about["mark"])
+        cancelled = about["cancelled"] or ()
+        return Claimed(claimed, about["floors"], given, about["mark"], cancelled)
 
     @contextmanager
     def one_claim_at_once(self, connection: BaseDatabaseWrapper, topic: str) -> Iterator[None]:

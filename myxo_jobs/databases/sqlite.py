@@ -66,7 +66,8 @@ ORDER BY priority DESC LIMIT 1
 FREE = f"""
 SELECT id, coalesce(again, payload), key, CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
     created_at || '', lease_until IS NOT NULL, due || '',
-    CASE WHEN instr(worker, '/') THEN substr(worker, instr(worker, '/') + 1) ELSE '' END, uid
+    CASE WHEN instr(worker, '/') THEN substr(worker, instr(worker, '/') + 1) ELSE '' END, uid,
+    cancelled_at IS NOT NULL AND again IS NULL
 FROM myxo_jobs
 WHERE topic = ? AND priority = ? AND due >= ? AND {WAITING} AND due <= {NOW}
     AND (lease_until IS NULL OR lease_until <= ?)
@@ -76,6 +77,7 @@ TAKE = f"""
 UPDATE myxo_jobs SET worker = ?, started_at = {NOW},
     attempts = CASE WHEN again IS NULL THEN attempts + 1 ELSE 1 END,
     payload = coalesce(again, payload), again = NULL,
+    cancelled_at = CASE WHEN again IS NULL THEN cancelled_at END,
     lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', ? || ' seconds')
 WHERE id = ?
 """
@@ -296,7 +298,8 @@ class SQLite(Database):
                 raw.execute(TOUCH, (free[0][0],))
         names = {job_id: str(UUID(uid)) for job_id, uid in given.items()}
         mark = taken[0][7] if taken else ""
-        return Claimed([row[:6] for row in taken], seen, names, mark)
+        cancelled = [row[0] for row in taken if row[9]]
+        return Claimed([row[:6] for row in taken], seen, names, mark, cancelled)
 
     def one_claim_at_once(
         self, connection: BaseDatabaseWrapper, topic: str

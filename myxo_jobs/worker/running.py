@@ -95,6 +95,8 @@ def not_to_run(claim: Claim, around: Surroundings, now: float) -> Outcome | None
         # Nothing starts any more. Or the process was paused, or the job waited too long:
         # it may be another's now.
         return unstarted(claim)
+    if claim.cancelled:
+        return cancelled_unrun(claim)
     if claim.suspect and claim.attempt > claim.handler.attempts:
         if claim.last_end:
             # Its error is in the row already.
@@ -170,6 +172,14 @@ def _error_of(outcome: Outcome) -> BaseException:
     if outcome.raised is not None:
         return outcome.raised
     return JobTimeout() if outcome.reason == "timeout" else WorkerLost(outcome.error)
+
+
+def cancelled_unrun(claim: Claim) -> Outcome:
+    """Return the outcome of a claim whose job was cancelled before: it is not run again."""
+    cancelled = path_of(Cancelled())
+    return Outcome(
+        claim, "fail_unrun", error="Cancelled", exception=cancelled, reason="cancelled"
+    )
 
 
 def unstarted(claim: Claim) -> Outcome:
@@ -329,7 +339,8 @@ def end_as_cancelled(outcome: Outcome) -> bool:
     if outcome.verb in ("complete", "keep", "none"):
         return False  # it is done all the same
     was_final = outcome.verb in FINAL_FAILURES
-    outcome.verb, outcome.reason = "fail", "cancelled"
+    outcome.verb = outcome.verb if was_final else "fail"
+    outcome.reason = "cancelled"
     outcome.error = outcome.error or "Cancelled"
     outcome.exception = outcome.exception or path_of(Cancelled())
     return not was_final

@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from myxo_jobs import Cancelled, Jobs, Retry, Run, Snooze, job, queue
 from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
-from tests.rig import handler_of, make_job, wait_until
+from myxo_jobs.testing import run_jobs
+from tests.rig import handler_of, make_job, wait_until, wind_back
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -195,6 +197,90 @@ def test_however_a_cancelled_run_ends_it_is_not_tried_again(worker, raised, seen
     assert outcome(row) == AS_CANCELLED
     assert starts == [1]
     assert row.due <= timezone.now()
+
+
+# -- one whose worker died --------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [None, 60], ids=["plain", "kept"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_cancelled_job_whose_worker_died_does_not_run_again(worker, claim_one, keep, is_async):
+    runs: list[str] = []
+    cleaned: list[str] = []
+
+    def handle(request: Task, run: Run) -> None:
+        runs.append(request.name)
+
+    async def handle_async(request: Task, run: Run) -> None:
+        runs.append(request.name)
+
+    options = {"topic": "t.Keep", "keep": keep, "cleanup": lambda row: cleaned.append(row.pk)}
+    job(Task, **options)(handle_async if is_async else handle)
+    job_id = jobs.put(Task("a"))
+    claim = claim_one("t.Keep")
+    assert jobs.cancel(job_id)
+    wind_back(claim, seconds=31)
+    worker(topics=["t.Keep"])
+    row = ended(job_id)
+
+    assert outcome(row) == AS_CANCELLED
+    assert (row.error, row.attempts) == ("Cancelled", 1)
+    assert (runs, cleaned) == ([], [job_id])
+
+
+@pytest.mark.parametrize("verb", ["give_back", "leave", "lost", "late"])
+def test_however_a_cancelled_job_comes_back_it_does_not_run_again(worker, claim_one, verb):
+    handle_nothing(function=lambda request: pytest.fail("it runs"))
+    job_id = jobs.put(Task("a"))
+    claim = claim_one("t.Keep")
+    jobs.cancel(job_id)
+    if verb == "give_back":
+        queue.give_back(connection, [claim])
+    elif verb == "leave":
+        queue.leave(connection, [claim])
+    else:
+        queue.expire(connection, [queue.Failure(claim, "WorkerLost: killed", "", "")], verb)
+    worker(topics=["t.Keep"])
+
+    row = ended(job_id)
+    assert (outcome(row), row.error) == (AS_CANCELLED, "Cancelled")
+
+
+def test_a_last_attempt_that_dies_after_a_cancel_is_told_as_cancelled(claim_one):
+    handle_nothing(attempts=1)
+    job_id = jobs.put(Task("a"))
+    claim = claim_one("t.Keep")
+    jobs.cancel(job_id)
+    queue.fail(connection, [queue.Failure(claim, "WorkerLost: killed", "", reason="lost")])
+
+    assert outcome(jobs.get(job_id)) == AS_CANCELLED
+
+
+def test_a_request_put_again_over_a_cancelled_job_runs_though_the_worker_died(worker, claim_one):
+    seen: list[str] = []
+    handle_nothing(function=lambda request: seen.append(request.name))
+    job_id = jobs.put(Task("a"), key="one")
+    claim = claim_one("t.Keep")
+    jobs.cancel(job_id)
+    jobs.put(Task("b"), key="one", again=True)
+    wind_back(claim, seconds=31)
+    worker(topics=["t.Keep"])
+
+    assert (outcome(ended(job_id)), seen) == (("done", None, None), ["b"])
+
+
+def test_run_jobs_does_not_run_a_cancelled_job_that_was_given_back(claim_one):
+    handle_nothing(function=lambda request: pytest.fail("it runs"))
+    job_id = jobs.put(Task("a"))
+    claim = claim_one("t.Keep")
+    jobs.cancel(job_id)
+    queue.give_back(connection, [claim])
+    run_jobs()
+
+    assert outcome(jobs.get(job_id)) == AS_CANCELLED
+
+
+# -- other ends -------------------------------------------------------------------
 
 
 def test_a_job_put_again_after_it_was_cancelled_runs_again(worker):
