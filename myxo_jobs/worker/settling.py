@@ -253,6 +253,8 @@ def tell_of(outcome: Outcome) -> None:
         queue.tell(logging.INFO, claim, "snoozed next_in=%.1fs", outcome.pause)
     elif verb in ("give_back", "leave"):
         queue.tell(logging.WARNING, claim, "given back")
+    elif outcome.reason == "cancelled":  # as somebody wanted: the row has the traceback
+        queue.tell(logging.INFO, claim, "cancelled error=%s", _first_line(outcome.error))
     else:
         words = "failed for good error=%s"
         first_line = _first_line(outcome.error)

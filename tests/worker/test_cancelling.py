@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from datetime import timedelta
@@ -197,6 +198,26 @@ def test_however_a_cancelled_run_ends_it_is_not_tried_again(worker, raised, seen
     assert outcome(row) == AS_CANCELLED
     assert starts == [1]
     assert row.due <= timezone.now()
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
+def test_a_cancel_is_logged_as_news_and_not_as_a_fault(worker, caplog, seen):
+    @job(Task, topic="t.Keep", keep=60)
+    def handle(request: Task, run: Run) -> None:
+        jobs.cancel(run.id)
+        if seen:
+            wait_until(lambda: run.cancelled, because="it is asked to stop")
+        raise Snooze(60)
+
+    with caplog.at_level(logging.INFO, logger="myxo_jobs"):
+        one = worker(topics=["t.Keep"])
+        job_id = jobs.put(Task("a"))
+        ended(job_id)
+        one.stop()
+
+    told = [record for record in caplog.records if getattr(record, "job", None) == job_id]
+    assert [(record.levelname, record.exc_info) for record in told] == [("INFO", None)]
+    assert told[0].getMessage() == f"job={job_id} topic=t.Keep attempt=1 cancelled error=Cancelled"
 
 
 # -- one whose worker died --------------------------------------------------------
