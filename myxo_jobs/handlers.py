@@ -145,6 +145,8 @@ class Run(msgspec.Struct, frozen=True, eq=False):
     _is_stopping: Callable[[], bool]
     _extend: Callable[[float], None]
     _is_cancelled: Callable[[], bool]
+    # Of the database that the job is in.
+    _alias: str
     _notes: Notes | None = None
 
     @property

@@ -87,7 +87,7 @@ def handlers_of(service: JobService, codec: Codec) -> list[Handler]:
             timeout=None,
             atomic=False,
             priority=0,
-            takes_run=False,
+            takes_run=True,
             is_async=inspect.iscoroutinefunction(service.finished),
             by_name=True,
         ),
@@ -111,7 +111,8 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     def process(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        row = ServiceJob.objects.defer("payload").get(pk=run.id, uid=run.uid)
+        rows = ServiceJob.objects.using(run._alias)
+        row = rows.defer("payload").get(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
         if run.attempt > 1:
             files.remove_older()
@@ -125,7 +126,8 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     async def process_async(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        row = await ServiceJob.objects.defer("payload").aget(pk=run.id, uid=run.uid)
+        rows = ServiceJob.objects.using(run._alias)
+        row = await rows.defer("payload").aget(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
         if run.attempt > 1:
             await sync_to_async(files.remove_older, thread_sensitive=False)()
@@ -229,18 +231,18 @@ def tell_of_end(service: JobService, connection: BaseDatabaseWrapper, job_id: in
 
 
 def _finished_of(service: JobService) -> Callable[..., Any]:
-    def finished(request: Finished) -> None:
+    def finished(request: Finished, run: Run) -> None:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        job = ServiceJob.objects.filter(uid=request.uid).first()
+        job = ServiceJob.objects.using(run._alias).filter(uid=request.uid).first()
         if job is not None:
             with speaking(job):
                 service.finished(job)
 
-    async def finished_async(request: Finished) -> None:
+    async def finished_async(request: Finished, run: Run) -> None:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
-        job = await ServiceJob.objects.filter(uid=request.uid).afirst()
+        job = await ServiceJob.objects.using(run._alias).filter(uid=request.uid).afirst()
         if job is not None:
             with speaking(job):
                 await service.finished(job)

@@ -319,6 +319,7 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
         _is_stopping=around.is_stopping,
         _extend=lambda seconds: around.extend(claim, seconds),
         _is_cancelled=lambda: claim.cancelled,
+        _alias=around.alias,
         _notes=claim.notes,
     )
 

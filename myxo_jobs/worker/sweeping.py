@@ -33,7 +33,8 @@ class Sweeper:
         tidies: bool = True,
     ) -> None:
         self._alias = alias
-        self._tidies = tidies
+        # Files are looked up by the rows of the database that `enqueue` writes to.
+        self._tidies = tidies and alias == queue.alias()
         self._handlers = {one.topic: one for one in handlers if one.keep is not None}
         self._token = token
         self._stop = threading.Event()

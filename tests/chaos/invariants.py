@@ -233,7 +233,7 @@ class Check:
                 wrong.append(f"{put.request} is done, though {runs[-1]}")
         self._violate("I3 another outcome than the last run's", wrong)
         stored = re.findall(
-            r"job=(\d+) topic=\S+ attempt=\d+ (?:done|failed for good)",
+            r"job=(\d+) topic=\S+ attempt=\d+ (?:done|cancelled|failed for good)",
             "\n".join(tree.log() for tree in (*self._rig.trees, *self._rig.retired)),
         )
         forgetful = any(loss.kind == "outage" for loss in self._rig.losses)

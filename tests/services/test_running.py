@@ -378,6 +378,46 @@ def test_finished_is_called_once_the_outcome_stands(worker, ended, settings, fai
     )
 
 
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_worker_of_another_database_runs_its_services_and_tells_of_their_ends(
+    worker, files, fails, is_async
+):
+    seen: list[Any] = []
+
+    def process(self: JobService, job: ServiceJob) -> None:
+        with job.file("notes.csv", text=True) as f:
+            f.write("a")
+        seen.append(("process", job.pk, job.payload))
+        if fails:
+            raise GiveUp("No notes.")
+
+    async def process_async(self: JobService, job: ServiceJob) -> None:
+        process(self, job)
+
+    def finished(self: JobService, job: ServiceJob) -> None:
+        seen.append(("finished", job.pk, job.status))
+
+    async def finished_async(self: JobService, job: ServiceJob) -> None:
+        finished(self, job)
+
+    service(
+        process_async if is_async else process, finished=finished_async if is_async else finished
+    )
+    others = Job.objects.using("other")
+    job_id = others.create(topic="export", payload='{"notes":1}').pk
+    worker(topics=["export"], using="other")
+    wait_until(lambda: len(seen) == 2, because="it is told", within=30)
+
+    assert seen == [
+        ("process", job_id, {"notes": 1}),
+        ("finished", job_id, "failed" if fails else "done"),
+    ]
+    assert others.get(pk=job_id).message == ("No notes." if fails else None)
+    assert len(files()) == (0 if fails else 1)
+
+
 def test_the_address_of_a_job_begins_with_the_site_where_that_is_known(settings):
     settings.ROOT_URLCONF = "tests.services.addresses"
     service(lambda self, job: None)
