@@ -235,7 +235,7 @@ def _finished_of(service: JobService) -> Callable[..., Any]:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
         job = ServiceJob.objects.using(run._alias).filter(uid=request.uid).first()
-        if job is not None:
+        if job is not None and _has_ended(job):
             with speaking(job):
                 service.finished(job)
 
@@ -243,11 +243,16 @@ def _finished_of(service: JobService) -> Callable[..., Any]:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
         job = await ServiceJob.objects.using(run._alias).filter(uid=request.uid).afirst()
-        if job is not None:
+        if job is not None and _has_ended(job):
             with speaking(job):
                 await service.finished(job)
 
     return finished_async if inspect.iscoroutinefunction(service.finished) else finished
+
+
+def _has_ended(job: ServiceJob) -> bool:
+    """Tell whether there is an end to tell of: a person may have retried the job since."""
+    return job.status in ("done", "failed")
 
 
 def explain(service: JobService, row: Job, error: BaseException) -> str:

@@ -31,7 +31,7 @@ from myxo_jobs.services.dials import dials
 from myxo_jobs.services.rows import ServiceJob
 from myxo_jobs.testing import run_jobs
 from tests.app.models import Note
-from tests.rig import wait_until
+from tests.rig import ago, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -447,6 +447,32 @@ def test_a_job_that_is_cancelled_while_it_waits_is_told_of_too():
     run_jobs()
 
     assert told == ["cancelled: It was cancelled."]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_finished_says_nothing_of_a_job_that_was_retried_since(is_async):
+    told: list[str] = []
+
+    def process(self: JobService, job: ServiceJob) -> None:
+        raise GiveUp
+
+    def finished(self: JobService, job: ServiceJob) -> None:
+        told.append(job.status)
+
+    async def finished_async(self: JobService, job: ServiceJob) -> None:
+        told.append(job.status)
+
+    service(process, finished=finished_async if is_async else finished)
+    uid = enqueue("export", {})
+    cancel_job(uid)
+    assert jobs.retry(get_job(uid).pk)
+    Job.objects.filter(topic="export").update(due=ago(-60))
+    assert run_jobs() == 1
+    assert told == []
+    assert not Job.objects.filter(topic="export.finished").exists()
+
+    run_jobs(delayed=True)
+    assert told == ["failed"]
 
 
 def test_finished_says_nothing_of_a_job_that_is_gone():
