@@ -914,12 +914,19 @@ def _one_less(database: Database) -> str:
 # -- the end of a kept job ----------------------------------------------------
 
 
+def apart(row: Job) -> AbstractContextManager[object]:
+    """Keep what the project's code does to the database from breaking the open transaction."""
+    alias = row._state.db or "default"
+    return transaction.atomic(using=alias) if connections[alias].in_atomic_block else nullcontext()
+
+
 def clean_up(handler: Handler, row: Job) -> bool:
     """Call a handler's cleanup for a job that has ended; tell whether it came through."""
     if handler.cleanup is None:
         return True
     try:
-        Context().run(handler.cleanup, row)
+        with apart(row):
+            Context().run(handler.cleanup, row)
     except BaseException as error:  # as around a handler: nothing it raises is about us
         words = "job=%s topic=%s attempt=%s cleanup failed"
         _tell_of_fault(row, words, error)
@@ -932,7 +939,8 @@ def explain(handler: Handler, row: Job, error: BaseException) -> str:
     if handler.explain is None:
         return ""
     try:
-        return storable(Context().run(handler.explain, row, error), characters=2_000)
+        with apart(row):
+            return storable(Context().run(handler.explain, row, error), characters=2_000)
     except BaseException as raised:  # as around a handler
         words = "job=%s topic=%s attempt=%s explain failed"
         _tell_of_fault(row, words, raised)
@@ -1164,7 +1172,7 @@ def _see_off_cancelled(alias: str, handler: Handler, job_id: int) -> None:
     rows = Job.objects.using(alias).filter(pk=job_id)
     row = rows.get()
     if handler.explain is not None:
-        rows.update(message=Context().run(handler.explain, row, Cancelled()))
+        rows.update(message=explain(handler, row, Cancelled()))
     transaction.on_commit(lambda: clean_up(handler, row) and None, using=alias)
 
 

@@ -257,20 +257,21 @@ def _has_ended(job: ServiceJob) -> bool:
 
 def explain(service: JobService, row: Job, error: BaseException) -> str:
     """Return the sentence for the owner of a job that has failed. Never raises for the service."""
+    from myxo_jobs import queue
     from myxo_jobs.services.rows import as_service_job, speaking
 
     job = as_service_job(row)
     with speaking(job):
+        usual = storable(JobService.explain(service, job, error), characters=MESSAGE_CHARACTERS)
         try:
-            message = service.explain(job, error)
-        except Exception:
+            with queue.apart(job):
+                message = service.explain(job, error) or usual
+                return storable(message, characters=MESSAGE_CHARACTERS)
+        except BaseException:  # as around `process`: whatever it raises, the job has failed
             logger.exception(
                 "job=%s topic=%s attempt=%s explain failed", job.pk, job.topic, job.attempts
             )
-            message = ""
-        return storable(
-            message or JobService.explain(service, job, error), characters=MESSAGE_CHARACTERS
-        )
+            return usual
 
 
 def clean_up(service: JobService, row: Job) -> None:

@@ -177,9 +177,7 @@ def _error_of(outcome: Outcome) -> BaseException:
 def cancelled_unrun(claim: Claim) -> Outcome:
     """Return the outcome of a claim whose job was cancelled before: it is not run again."""
     cancelled = path_of(Cancelled())
-    return Outcome(
-        claim, "fail_unrun", error="Cancelled", exception=cancelled, reason="cancelled"
-    )
+    return Outcome(claim, "fail_unrun", error="Cancelled", exception=cancelled, reason="cancelled")
 
 
 def unstarted(claim: Claim) -> Outcome:

@@ -7,12 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.test import modify_settings
 from django.utils import timezone, translation
 from django.utils.translation import gettext, gettext_lazy
@@ -239,22 +240,43 @@ def test_explain_is_asked_with_what_was_raised(worker, ended):
     assert seen == [({"a": 1}, LookupError)]
 
 
-def test_an_explain_that_raises_is_logged_and_the_owner_gets_the_usual_sentence(
-    worker, ended, caplog
-):
-    def explain(self: JobService, job: ServiceJob, error: BaseException) -> str:
-        raise ZeroDivisionError
+def exits(self: JobService, job: ServiceJob, error: BaseException) -> str:
+    raise SystemExit
 
+
+def asks_wrongly(self: JobService, job: ServiceJob, error: BaseException) -> str:
+    connection.cursor().execute("SELECT no_such_column")
+    raise AssertionError
+
+
+def asks_wrongly_and_goes_on(self: JobService, job: ServiceJob, error: BaseException) -> str:
+    with suppress(DatabaseError):
+        connection.cursor().execute("SELECT no_such_column")
+    return ""
+
+
+@pytest.mark.parametrize("explain", [exits, asks_wrongly, asks_wrongly_and_goes_on])
+@pytest.mark.parametrize("cancels", [False, True], ids=["failed", "cancelled"])
+def test_whatever_explain_does_the_job_has_failed_and_its_owner_gets_the_usual_sentence(
+    worker, ended, caplog, explain, cancels
+):
     def process(self: JobService, job: ServiceJob) -> None:
         raise LookupError
 
     service(process, attempts=1, explain=explain)
     with caplog.at_level(logging.ERROR, logger="myxo_jobs"):
-        worker(topics=["export"])
-        job = ended(enqueue("export", {}))
+        uid = enqueue("export", {})
+        if cancels:
+            with transaction.atomic():
+                assert cancel_job(uid) == "failed"
+        else:
+            worker(topics=["export"])
+        job = ended(uid)
 
-    assert "did not work" in job.message
-    assert any("explain failed" in record.getMessage() for record in caplog.records)
+    assert ("cancelled" if cancels else "did not work") in job.message
+    told = [record.getMessage() for record in caplog.records]
+    if explain is not asks_wrongly_and_goes_on:
+        assert any("explain failed" in line for line in told)
 
 
 def test_a_stored_payload_that_cannot_be_read_fails_at_once(worker, ended, make_job):
