@@ -17,11 +17,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
+from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 import msgspec
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q, QuerySet
 
 from myxo_jobs.databases import (
     Database,
@@ -548,7 +550,8 @@ def notice_cancelled(connection: BaseDatabaseWrapper, claims: Iterable[Claim]) -
 # And each turns a job that was put again meanwhile into one that waits with its
 # newest request, whatever became of the run.
 
-_RELEASED = "worker = '', lease_until = NULL, payload = coalesce(again, payload), again = NULL"
+_NEWEST = "payload = coalesce(again, payload), again = NULL"
+_RELEASED = f"worker = '', lease_until = NULL, {_NEWEST}"
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -563,6 +566,7 @@ class Failure(msgspec.Struct, frozen=True):
     reason: str = "error"
     message: str = ""
     pause: float = 0.0  # seconds before the next attempt
+    cleaned: bool = True  # whether its cleanup came through
 
 
 def _unless_again(value: str, otherwise: str) -> str:
@@ -724,6 +728,7 @@ _FAILURE: dict[str, ValueType] = {
     "message": "text",
     "keep": "number",
     "key_goes": "number",
+    "unclean": "number",
     **_PROGRESS,
 }
 
@@ -731,9 +736,12 @@ _FAILURE: dict[str, ValueType] = {
 def _fail(connection: BaseDatabaseWrapper, failures: Sequence[Failure], others: str) -> set[int]:
     database = database_of(connection)
     key = _unless_again("CASE WHEN held.key_goes = 1 THEN NULL ELSE key END", "key")
+    # Nobody claims a failed job: there the column tells that it is still to be cleaned up.
+    unclean = f"CASE WHEN held.unclean = 1 AND again IS NULL THEN {database.now} END"
     return database.update_held(
         connection,
-        f"{_RELEASED}, {_BLAMED}, {_ended(database)}, failed = again IS NULL, key = {key}, "
+        f"worker = '', lease_until = {unclean}, {_NEWEST}, {_BLAMED}, {_ended(database)}, "
+        f"failed = again IS NULL, key = {key}, "
         f"reason = CASE WHEN {_UNLESS_CANCELLED} THEN held.reason ELSE 'cancelled' END, "
         "message = held.message, "
         f"expires_at = {database.after('held.keep')}, {_LAST_PROGRESS}, {others}",
@@ -748,7 +756,8 @@ def _failure_row(one: Failure) -> tuple[Any, ...]:
     keep = handler.keep if handler and handler.failed_expires else None
     key_goes = int(handler is not None and handler.failed_gives_up_key)
     texts = (one.error, one.traceback, one.exception, one.reason, one.message)
-    return (*one.claim.held, *texts, keep, key_goes, *_progress_of(one.claim))
+    numbers = (keep, key_goes, int(not one.cleaned))
+    return (*one.claim.held, *texts, *numbers, *_progress_of(one.claim))
 
 
 def tell_outcomes(
@@ -965,11 +974,16 @@ WHERE topic IN ({{topics}}) AND {_EXPIRED} AND (lease_until IS NULL OR lease_unt
 ORDER BY expires_at LIMIT %s
 """  # noqa: S608
 _REMOVE = f"DELETE FROM myxo_jobs WHERE id IN ({{ids}}) AND {_EXPIRED} RETURNING id"  # noqa: S608
+# A failed row has no claim: it may be cleaned up twice, which is harmless.
 _HOLD = f"""
-UPDATE myxo_jobs SET worker = %s, lease_until = {{lease_until}}
-WHERE id = %s AND due IS NULL AND {_EXPIRED} AND (lease_until IS NULL OR lease_until <= {{now}})
+UPDATE myxo_jobs SET
+    worker = CASE WHEN failed THEN '' ELSE %s END, lease_until = {{lease_until}}
+WHERE id = %s AND {_EXPIRED}
+    AND (lease_until IS NULL OR lease_until <= {{now}} OR worker = {{paused}})
 """  # noqa: S608
-_REMOVE_HELD = f"DELETE FROM myxo_jobs WHERE id = %s AND worker = %s AND {_EXPIRED}"  # noqa: S608
+_REMOVE_HELD = f"""
+DELETE FROM myxo_jobs WHERE id = %s AND (failed OR worker = %s) AND {_EXPIRED}
+"""  # noqa: S608
 
 
 def expired(connection: BaseDatabaseWrapper, topics: Sequence[str], limit: int) -> list[int]:
@@ -988,13 +1002,30 @@ def remove_expired(connection: BaseDatabaseWrapper, job_ids: Sequence[int]) -> s
         return {row[0] for row in cursor.fetchall()}
 
 
-def hold_expired(connection: BaseDatabaseWrapper, job_id: int, token: str, seconds: float) -> bool:
-    """Keep others from cleaning up an expired, done job for so long; tell whether it is ours."""
+def hold_expired(
+    connection: BaseDatabaseWrapper,
+    job_id: int,
+    token: str,
+    seconds: float,
+    *,
+    at_once: bool = False,
+) -> bool:
+    """Keep others from cleaning up an expired job for so long; tell whether it is ours.
+
+    `at_once`: also one whose cleanup failed a short while ago.
+    """
     lease_until = database_of(connection).after("%s").replace("%Y-%m-%d %H:%M:%f", _DOUBLED)
     with connection.cursor() as cursor:
-        statement = _sql(connection, _HOLD, lease_until=lease_until)
+        paused = "''" if at_once else "NULL"
+        statement = _sql(connection, _HOLD, lease_until=lease_until, paused=paused)
         cursor.execute(statement, [token, seconds, job_id])
         return bool(cursor.rowcount)
+
+
+def let_go(connection: BaseDatabaseWrapper, job_id: int, token: str) -> None:
+    """Hold an expired job no longer, whose cleanup failed; the sweep waits until it would end."""
+    rows = Job.objects.using(connection.alias)
+    rows.filter(pk=job_id, worker=token, due__isnull=True).update(worker="")
 
 
 def remove_held(connection: BaseDatabaseWrapper, job_id: int, token: str) -> bool:
@@ -1058,33 +1089,50 @@ _END_LIFE = "UPDATE myxo_jobs SET expires_at = {now} WHERE id = %s AND (failed O
 def remove_ended(alias: str, job_id: int, hold_seconds: float) -> bool:
     """End the life of a job that has ended: clean it up, and delete it; tell whether it is gone.
 
-    One whose cleanup fails is gone for its owner, and tried again by the sweep.
+    One whose cleanup fails is gone for its owner, and tried again by the sweep. In an open
+    transaction it goes after the commit: what is cleaned up would not come back.
     """
     connection = connections[alias]
     with connection.cursor() as cursor:
         cursor.execute(_sql(connection, _END_LIFE), [job_id])
+        has_ended = bool(cursor.rowcount)
+    if has_ended and _in_block(connection):
+        remove = partial(_remove_ended, connection, job_id, hold_seconds)
+        transaction.on_commit(remove, using=alias, robust=True)
+        return True
+    return _remove_ended(connection, job_id, hold_seconds)
+
+
+def _in_block(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether what is written may be rolled back, in a test by more than its end."""
+    return not all(is_of_testcase(block) for block in connection.atomic_blocks)
+
+
+def _remove_ended(connection: BaseDatabaseWrapper, job_id: int, hold_seconds: float) -> bool:
+    alias = connection.alias
     row = Job.objects.using(alias).filter(pk=job_id).first()
     if row is None or remove_expired_failed(connection, job_id):
         return True
     token = Tokens().next()
     handler = registry.of_topic(row.topic)
-    if not hold_expired(connection, job_id, token, hold_seconds):
+    if not hold_expired(connection, job_id, token, hold_seconds, at_once=True):
         return False
     if handler is not None and not clean_up(handler, row):
+        let_go(connection, job_id, token)
         return False
     return remove_held(connection, job_id, token)
 
 
 def remove_expired_failed(connection: BaseDatabaseWrapper, job_id: int) -> bool:
-    """Delete a failed job that has expired: it was cleaned up when it failed."""
+    """Delete a failed job that has expired, if it was cleaned up when it failed."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            _sql(
-                connection, "DELETE FROM myxo_jobs WHERE id = %s AND failed AND expires_at <= {now}"
-            ),
-            [job_id],
-        )
+        cursor.execute(_sql(connection, _REMOVE_CLEAN), [job_id])
         return bool(cursor.rowcount)
+
+
+_REMOVE_CLEAN = """
+DELETE FROM myxo_jobs WHERE id = %s AND failed AND lease_until IS NULL AND expires_at <= {now}
+"""
 
 
 _DOUBLED = "%%Y-%%m-%%d %%H:%%M:%%f"  # for Django's cursor, to which a per cent sign means more
@@ -1099,7 +1147,7 @@ def _sql(connection: BaseDatabaseWrapper, statement: str, **parts: str) -> str:
 
 
 RETRY_FAILED = """\
-UPDATE myxo_jobs SET failed = false, attempts = 0,
+UPDATE myxo_jobs SET failed = false, attempts = 0, lease_until = NULL,
     due = CASE WHEN due > {now} THEN {now} ELSE due END
 WHERE failed AND"""
 
@@ -1119,6 +1167,7 @@ def retry_failed(alias: str, job_ids: Iterable[int]) -> set[int]:
 _CANCEL = """
 UPDATE myxo_jobs SET
     failed = (worker = ''),
+    lease_until = CASE WHEN worker = '' AND {is_cleaned} THEN {now} ELSE lease_until END,
     updated_at = {now},
     cancelled_at = CASE WHEN worker = '' THEN NULL ELSE coalesce(cancelled_at, {now}) END,
     completed_at = CASE WHEN worker = '' THEN {now} ELSE completed_at END,
@@ -1153,6 +1202,7 @@ def cancel(alias: str, job_id: int) -> bool:
         _CANCEL,
         key_goes="true" if handler is not None and handler.failed_gives_up_key else "false",
         expires_at=expires_at.replace("%", "%%"),
+        is_cleaned="true" if handler is not None and handler.cleanup is not None else "false",
     )
     with _one_transaction(connection):
         with connection.cursor() as cursor:
@@ -1173,20 +1223,36 @@ def _see_off_cancelled(alias: str, handler: Handler, job_id: int) -> None:
     row = rows.get()
     if handler.explain is not None:
         rows.update(message=explain(handler, row, Cancelled()))
-    transaction.on_commit(lambda: clean_up(handler, row) and None, using=alias)
+
+    def clean_up_now() -> None:
+        if clean_up(handler, row):
+            rows.filter(failed=True).update(lease_until=None)
+
+    transaction.on_commit(clean_up_now, using=alias)
+
+
+def uncleaned(rows: QuerySet[Job]) -> QuerySet[Job]:
+    """Return those jobs that have ended and are still to be cleaned up."""
+    is_done = Q(failed=False, due__isnull=True)
+    return rows.filter(is_done | Q(failed=True, lease_until__isnull=False))
 
 
 def discard(alias: str, job_ids: Iterable[int]) -> set[int]:
     """Delete jobs in any state; return the ids of those that were there.
 
-    A running one is not stopped, but its outcome is not recorded. A done one is cleaned up.
+    A running one is not stopped, but its outcome is not recorded. A done one is cleaned up,
+    and a failed one whose cleanup did not come through.
     """
     job_ids = list(job_ids)
     cleaned = {one.topic: one for one in registry if one.cleanup is not None}
     if cleaned:
-        ended = Job.objects.using(alias).filter(due__isnull=True, failed=False, topic__in=cleaned)
+        ended = uncleaned(Job.objects.using(alias).filter(topic__in=cleaned))
         for row in ended.filter(pk__in=[one for one in job_ids if one in ID_RANGE]):
-            clean_up(cleaned[row.topic], row)
+            clean = partial(clean_up, cleaned[row.topic], row)
+            if _in_block(connections[alias]):
+                transaction.on_commit(clean, using=alias)
+            else:
+                clean()
     return set(_change(connections[alias], "DELETE FROM myxo_jobs WHERE", job_ids))
 
 

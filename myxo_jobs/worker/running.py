@@ -61,6 +61,8 @@ class Outcome(msgspec.Struct, eq=False):
     # Of a failed job, for its owner.
     reason: str = "error"
     message: str = ""
+    # Whether its cleanup came through.
+    cleaned: bool = True
     # Of a kept job that is done, as JSON text.
     result: str | None = None
     raised: BaseException | None = None
@@ -130,6 +132,7 @@ def see_off_in_time(outcome: Outcome, around: Surroundings) -> None:
             connections[around.alias].close_if_unusable_or_obsolete()
         except DatabaseError as error:
             queue.tell(logging.ERROR, outcome.claim, "is not cleaned up: %s", error)
+            outcome.cleaned = False
             return
         else:
             return
@@ -163,7 +166,7 @@ def see_off(outcome: Outcome, alias: str) -> None:
         return
     outcome.error = outcome.error or row.error
     outcome.message = outcome.message or queue.explain(handler, row, _error_of(outcome))
-    queue.clean_up(handler, row)
+    outcome.cleaned = queue.clean_up(handler, row)
 
 
 def _error_of(outcome: Outcome) -> BaseException:

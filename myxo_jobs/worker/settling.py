@@ -57,6 +57,7 @@ def _failure(outcome: Outcome) -> queue.Failure:
         outcome.reason,
         outcome.message,
         outcome.pause,
+        outcome.cleaned,
     )
 
 

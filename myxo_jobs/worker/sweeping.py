@@ -94,13 +94,13 @@ class Sweeper:
         connection = connections[self._alias]
         while not self._stop.is_set():
             job_ids = queue.expired(connection, [handler.topic], LARGEST_SLICE)
-            # Failed ones were cleaned up when they failed.
-            rows = Job.objects.using(self._alias).filter(pk__in=job_ids, failed=False)
-            done = set(rows.values_list("pk", flat=True))
-            failed = [job_id for job_id in job_ids if job_id not in done]
-            if failed:
-                queue.remove_expired(connection, failed)
-            for job_id in done:
+            rows = queue.uncleaned(Job.objects.using(self._alias).filter(pk__in=job_ids))
+            uncleaned = set(rows.values_list("pk", flat=True))
+            # Most failed ones were cleaned up when they failed.
+            cleaned = [job_id for job_id in job_ids if job_id not in uncleaned]
+            if cleaned:
+                queue.remove_expired(connection, cleaned)
+            for job_id in uncleaned:
                 if self._stop.is_set():
                     return
                 self._clean_up_and_remove(handler, job_id)
@@ -112,5 +112,9 @@ class Sweeper:
         if not queue.hold_expired(connection, job_id, token, HOLD_SECONDS):
             return  # somebody else does it, or its time was made longer
         row = Job.objects.using(self._alias).filter(pk=job_id).first()
-        if row is not None and queue.clean_up(handler, row):
+        if row is None:
+            return
+        if queue.clean_up(handler, row):
             queue.remove_held(connections[self._alias], job_id, token)
+        else:
+            queue.let_go(connections[self._alias], job_id, token)

@@ -593,6 +593,7 @@ class Worker:
             thread.start()
         except RuntimeError as error:  # the system has no more for this user
             queue.tell(logging.ERROR, outcome.claim, "is not cleaned up: %s", error)
+            outcome.cleaned = False
             self._seen_off.append(outcome)
 
     def _see_off_and_return(self, outcome: Outcome) -> None:

@@ -25,11 +25,15 @@ from myxo_jobs.services import (
     touch_job,
 )
 from myxo_jobs.services.rows import ServiceJob
-from tests.rig import ago, make_job, wait_until
+from myxo_jobs.testing import run_jobs
+from myxo_jobs.worker import sweeping
+from myxo_jobs.worker.sweeping import Sweeper
+from tests.rig import ago, handler_of, make_job, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 jobs = Jobs()
+tokens = queue.Tokens()
 
 
 @pytest.fixture(autouse=True)
@@ -306,3 +310,157 @@ def test_the_card_of_a_kind_without_jobs_is_empty():
 
     assert stats["mean_seconds"] is stats["p95_seconds"] is None
     assert sum(value for value in stats.values() if value) == 0
+
+
+# -- what cannot be removed now --------------------------------------------------------
+
+
+class Disk:
+    """What a service left elsewhere, on something that is away at first."""
+
+    def __init__(self) -> None:
+        self.is_away = True
+        self.tries: list[str] = []
+
+    def remove(self, job: ServiceJob) -> None:
+        self.tries.append(job.status)
+        if self.is_away:
+            raise SystemExit("the disk is away")
+
+
+@pytest.fixture
+def disk() -> Disk:
+    """Register a service of kind `print`, whose jobs fail if they are put with `bad`."""
+    disk = Disk()
+
+    @register
+    class Print(JobService):
+        kind = "print"
+        attempts = 1
+
+        def process(self, job: ServiceJob) -> None:
+            if job.payload == "bad":
+                raise ValueError
+
+        def cleanup(self, job: ServiceJob) -> None:
+            disk.remove(job)
+
+    return disk
+
+
+def sweep(topic: str = "print") -> None:
+    Sweeper("default", [handler_of(topic)], tokens.next).sweep()
+
+
+def test_a_failed_job_whose_cleanup_did_not_come_through_is_cleaned_up_before_its_row_goes(
+    disk, worker
+):
+    uid = enqueue("print", "bad")
+    worker(topics=["print"])
+    wait_until(lambda: get_job(uid).status == "failed", because="it has failed", within=30)
+    assert get_job(uid).worker == ""
+    Job.objects.update(expires_at=ago(5))
+    sweep()
+    assert get_job(uid) is not None
+    sweep()
+    assert disk.tries == ["running", "failed"]  # not again for a while
+
+    disk.is_away = False
+    Job.objects.update(lease_until=ago(1))
+    sweep()
+    assert get_job(uid) is None
+    assert disk.tries == ["running", "failed", "failed"]
+
+
+def test_failed_jobs_that_cannot_be_cleaned_up_hold_up_no_others(disk, monkeypatch):
+    monkeypatch.setattr(sweeping, "LARGEST_SLICE", 2)
+    bad = [
+        make_job("print", status="failed", expires_at=ago(60), lease_until=ago(60)) for _ in "abc"
+    ]
+    make_job("print", status="failed", expires_at=ago(5))
+    sweep()
+
+    assert set(Job.objects.values_list("pk", flat=True)) == {row.pk for row in bad}
+    assert disk.tries == ["failed"] * 3
+
+
+@pytest.mark.parametrize("payload", ["good", "bad"], ids=["done", "failed"])
+def test_a_delete_that_failed_can_be_tried_again_at_once(disk, payload):
+    uid = enqueue("print", payload)
+    run_jobs(raise_errors=False)
+    assert not delete_job(uid)
+    assert list(list_jobs()) == []
+    assert not delete_job(uid)
+
+    disk.is_away = False
+    assert delete_job(uid)
+    assert get_job(uid) is None
+    assert len(disk.tries) == (3 if payload == "good" else 4)
+
+
+def test_a_delete_does_not_wait_for_the_pause_of_the_sweep(disk):
+    uid = enqueue("print", "good")
+    run_jobs()
+    Job.objects.update(expires_at=ago(5))
+    sweep()
+    disk.is_away = False
+
+    assert delete_job(uid)
+    assert disk.tries == ["done", "done"]
+
+
+@pytest.mark.parametrize("end", [delete_job, lambda uid: jobs.discard(get_job(uid).pk)])
+def test_a_cancelled_job_whose_cleanup_did_not_come_through_is_cleaned_up_with_its_row(disk, end):
+    uid = enqueue("print", "good")
+    cancel_job(uid)
+    disk.is_away = False
+
+    assert end(uid)
+    assert get_job(uid) is None
+    assert disk.tries == ["failed", "failed"]
+
+
+def test_what_was_cleaned_up_at_its_failure_is_not_cleaned_up_again(disk):
+    disk.is_away = False
+    failed, cancelled = enqueue("print", "bad"), enqueue("print", "good", delay=60)
+    run_jobs(raise_errors=False)
+    cancel_job(cancelled)
+
+    assert delete_job(failed)
+    assert delete_job(cancelled)
+    assert disk.tries == ["running", "failed"]
+
+
+def test_a_retry_of_a_job_that_could_not_be_cleaned_up_runs_it_at_once(disk):
+    uid = enqueue("print", "bad")
+    run_jobs(raise_errors=False)
+    Job.objects.update(expires_at=ago(5))
+    sweep()
+    assert jobs.retry(get_job(uid).pk)
+    assert run_jobs(raise_errors=False) == 1
+
+
+# -- in a transaction ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["done", "failed", "pending"])
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+@pytest.mark.parametrize("how", ["delete", "discard"])
+def test_a_job_deleted_in_a_transaction_is_cleaned_up_with_the_commit(disk, status, commits, how):
+    uid = enqueue("print", "bad" if status == "failed" else "good")
+    if status != "pending":
+        run_jobs(raise_errors=False)
+    before = Job.objects.values().get()
+    tries = len(disk.tries)
+    disk.is_away = False
+    with transaction.atomic():
+        assert delete_job(uid) if how == "delete" else jobs.discard(get_job(uid).pk)
+        assert len(disk.tries) == tries
+        transaction.set_rollback(not commits)
+
+    if not commits:
+        assert Job.objects.values().get() == before
+        assert len(disk.tries) == tries
+        return
+    assert get_job(uid) is None
+    assert len(disk.tries) == tries + (0 if (status, how) == ("pending", "discard") else 1)
