@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 from django.db import connection, transaction
-from django.test import modify_settings
 from django.utils import timezone, translation
 from django.utils.translation import gettext, gettext_lazy
 
@@ -31,7 +32,7 @@ from myxo_jobs.services.dials import dials
 from myxo_jobs.services.rows import ServiceJob
 from myxo_jobs.testing import run_jobs
 from tests.app.models import Note
-from tests.rig import wait_until
+from tests.rig import ROOT, process_environment, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -378,22 +379,43 @@ def test_finished_is_called_once_the_outcome_stands(worker, ended, settings, fai
     )
 
 
+ADDRESS = """
+import django
+django.setup()
+from django.contrib.sites import models as sites
+from myxo_jobs.services.rows import ServiceJob
+sites.SITE_CACHE[1] = sites.Site(pk=1, domain="example.org")
+print(ServiceJob(uid="019a0000-0000-7000-8000-000000000001").url)
+"""
+
+
 def test_the_address_of_a_job_begins_with_the_site_where_that_is_known(settings):
     settings.ROOT_URLCONF = "tests.services.addresses"
     service(lambda self, job: None)
     uid = enqueue("export", {})
     assert get_job(uid).url == f"/jobs/{uid}/"
-    with modify_settings(INSTALLED_APPS={"append": "django.contrib.sites"}):
-        from django.contrib.sites import models as sites
-
-        settings.SITE_ID = 1
-        sites.SITE_CACHE[1] = sites.Site(pk=1, domain="example.org")
-        try:
-            assert get_job(uid).url == f"https://example.org/jobs/{uid}/"
-        finally:
-            sites.SITE_CACHE.clear()
     settings.MYXO_JOBS = {"base_url": "https://notes.example/"}
     assert get_job(uid).url == f"https://notes.example/jobs/{uid}/"
+
+
+def test_the_address_of_a_job_begins_with_the_site_of_the_sites_framework(settings):
+    # In a process of its own: the framework registers itself with the admin and with signals.
+    with_sites = {
+        "INSTALLED_APPS": [*settings.INSTALLED_APPS, "django.contrib.sites"],
+        "ROOT_URLCONF": "tests.services.addresses",
+        "SITE_ID": 1,
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", ADDRESS],
+        env=process_environment(settings=with_sites),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    address = "https://example.org/jobs/019a0000-0000-7000-8000-000000000001/\n"
+    assert (run.stdout, run.stderr) == (address, "")
 
 
 def test_a_job_that_is_cancelled_while_it_waits_is_told_of_too():
