@@ -86,7 +86,10 @@ class ServiceJob(Job):
     def cancelled(self) -> bool:
         """Whether somebody cancelled the job."""
         if self._run is None:
-            return self.cancelled_at is not None or self.reason == "cancelled"
+            if self.status == "failed":
+                return bool(self.reason == "cancelled")
+            # What an earlier life has left on a job that waits again means nothing.
+            return self.status == "running" and self.cancelled_at is not None
         return self._run.cancelled
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:

@@ -319,6 +319,19 @@ def test_a_failed_job_gives_up_its_key_and_expires(worker, ended):
     assert enqueue("export", {}, key="all") != first
 
 
+def test_a_cancelled_job_that_is_retried_is_cancelled_no_more(ended):
+    seen: list[bool] = []
+    service(lambda self, job: seen.append(job.cancelled))
+    uid = enqueue("export", {})
+    assert cancel_job(uid) == "failed"
+    assert get_job(uid).cancelled
+    assert jobs.retry(get_job(uid).pk)
+
+    assert not get_job(uid).cancelled
+    run_jobs()
+    assert (ended(uid).status, ended(uid).cancelled, seen) == ("done", False, [False])
+
+
 def test_a_retry_by_an_operator_starts_a_new_life(worker, ended):
     def process(self: JobService, job: ServiceJob) -> dict[str, int]:
         if not mended:
