@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import logging
+import posixpath
+import re
 import secrets
 import tempfile
 import time
@@ -28,11 +30,23 @@ logger = logging.getLogger("myxo_jobs")
 
 ROOT = "myxo_jobs"
 TOKEN_BYTES = 18
+STORED_NAME = re.compile(rf"(?P<folder>{ROOT}/[^/]+/(?P<uid>[^/]+))/[^/]+/[^/]+")
 
 
 def folder_of(kind: str, uid: object) -> str:
     """Return the folder of a job's files, in its storage."""
     return f"{ROOT}/{kind}/{uid}"
+
+
+def folder_of_file(name: object, uid: object) -> str | None:
+    """Return the folder of a job that a file is in; None for a file of no run of that job.
+
+    Its kind is not asked for: a kind may be renamed, and no file is.
+    """
+    match = STORED_NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None or match["uid"] != str(uid) or posixpath.normpath(match[0]) != match[0]:
+        return None
+    return match["folder"]
 
 
 class AttemptFiles:
@@ -184,11 +198,13 @@ def is_local(storage: Storage) -> bool:
 def remove_files_of(kind: str, uid: object, result: Any, storage: str) -> None:
     """Remove all files of a job, in the storage that its result names and in the service's."""
     told = result if isinstance(result, dict) else {}
-    names = [told["file"]] if isinstance(told.get("file"), str) else []
-    folder = folder_of(kind, uid)
-    for alias in {storage, told.get("storage") or storage}:
-        own = [name for name in names if name.startswith(f"{folder}/")]
-        remove_folder(storages[alias], folder, own)
+    folder, theirs = folder_of(kind, uid), folder_of_file(told.get("file"), uid)
+    places = {(storage, folder)}
+    if theirs is not None:  # without a file, a service may tell of any storage it likes
+        alias = str(told.get("storage") or storage)
+        places |= {(alias, folder), (alias, theirs)}
+    for alias, place in places:
+        remove_folder(storages[alias], place, [told["file"]] if place == theirs else [])
 
 
 # -- folders that no row names -------------------------------------------------------

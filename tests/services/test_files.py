@@ -20,7 +20,15 @@ from django.core.files.storage import FileSystemStorage, storages
 
 from myxo_jobs import GiveUp, Jobs, queue
 from myxo_jobs.models import Job
-from myxo_jobs.services import JobService, delete_job, enqueue, get_job, register
+from myxo_jobs.services import (
+    JobService,
+    delete_job,
+    enqueue,
+    get_job,
+    register,
+    service_stats,
+)
+from myxo_jobs.services.document import file_of
 from myxo_jobs.services.rows import ServiceJob
 from myxo_jobs.testing import run_jobs
 from myxo_jobs.worker import worker as worker_module
@@ -540,6 +548,33 @@ def test_a_discarded_job_takes_its_files_along(private):
 
     assert jobs.discard(row.pk)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "told", [{"storage": "big disk"}, {"storage": ["a"]}, {"file": None, "storage": "x"}], ids=repr
+)
+def test_a_result_that_tells_of_a_storage_of_its_own_goes_with_its_job(ended, told):
+    service(lambda self, job: {**told, "file_bytes": 3, "item_count": 2})
+    uid = enqueue("export", {})
+    run_jobs()
+
+    assert (ended(uid).item_count, ended(uid).bytes_out) == (2, None)
+    assert service_stats("export")["space_held"] == 0
+    assert delete_job(uid)
+    assert get_job(uid) is None
+
+
+def test_a_renamed_kind_keeps_the_files_of_its_jobs_and_removes_them_with_their_rows(files):
+    service(write)
+    service(write, kind="report")
+    uid = enqueue("export", {})
+    run_jobs()
+    name = get_job(uid).result["file"]
+    Job.objects.filter(topic="export").update(topic="report")
+
+    assert file_of(get_job(uid)).stored_name == name
+    assert delete_job(uid)
+    assert files() == []
 
 
 def test_run_jobs_writes_files_too(private, files):
