@@ -113,30 +113,37 @@ def _process_of(service: JobService) -> Callable[..., Any]:
 
         row = ServiceJob.objects.defer("payload").get(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
-        if run.attempt > 1:
-            files.remove_older()
+        files.remove_older(is_first=run.attempt == 1)
         try:
             with speaking(job), _spoken_reasons():
-                return checked_result(files, service.process(job))
+                result = checked_result(files, service.process(job))
         except BaseException:  # whatever ends the attempt, its files go with it
-            files.remove()
+            files.end()
             raise
+        files.end(kept_file(result))
+        return result
 
     async def process_async(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
 
         row = await ServiceJob.objects.defer("payload").aget(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
-        if run.attempt > 1:
-            await sync_to_async(files.remove_older, thread_sensitive=False)()
+        await _apart(files.remove_older, is_first=run.attempt == 1)
         try:
             with speaking(job), _spoken_reasons():
-                return checked_result(files, await service.process(job))
+                result = checked_result(files, await service.process(job))
         except BaseException:
-            await sync_to_async(files.remove, thread_sensitive=False)()
+            await _apart(files.end)
             raise
+        await _apart(files.end, kept_file(result))
+        return result
 
     return process_async if inspect.iscoroutinefunction(service.process) else process
+
+
+async def _apart(function: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    """Call what may take long in a thread of its own."""
+    await sync_to_async(function, thread_sensitive=False)(*arguments, **named)
 
 
 def _running(
@@ -189,6 +196,11 @@ def checked_result(files: AttemptFiles, result: Any) -> Any:
         )
     told = dict(zip(FILE_NAMES, (name, files.storage, sizes[name]), strict=True))
     return {**result, **told}
+
+
+def kept_file(result: Any) -> str | None:
+    """Return the stored name of the job's file, None if there is none."""
+    return result.get("file") if isinstance(result, dict) else None
 
 
 def _only(names: list[str]) -> str:
