@@ -173,6 +173,11 @@ class JobFile:
     async def __aexit__(self, *raised: Any) -> None:
         await sync_to_async(self.__exit__, thread_sensitive=False)(*raised)
 
+    def close(self) -> None:
+        """Leave the file open: its block stores it. What wraps a file closes it when it is done."""
+        if not self._file.closed:
+            self._file.flush()
+
     def write(self, content: Any) -> int:
         return int(self._file.write(content))
 

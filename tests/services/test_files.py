@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
 import os
 import signal
@@ -108,6 +109,27 @@ def test_a_file_is_seekable_and_of_bytes_unless_of_text(worker, ended, private):
 
     assert zipfile.ZipFile(private / job.result["file"]).read("a.txt") == b"a"
     assert job.bytes_out == (private / job.result["file"]).stat().st_size
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_what_closes_the_file_leaves_it_to_its_block(worker, ended, private, text):
+    def process(self: JobService, job: ServiceJob) -> None:
+        with job.file("notes.txt", text=text) as f:
+            if text:
+                f.write("é")
+                f.close()
+            else:
+                with io.TextIOWrapper(f, encoding="utf-8") as wrapped:
+                    wrapped.write("é")
+            f.close()
+        f.close()
+
+    service(process)
+    worker(topics=["export"])
+    job = ended(enqueue("export", {}))
+
+    assert (job.status, job.attempts, job.error) == ("done", 1, "")
+    assert (private / job.result["file"]).read_text() == "é"
 
 
 def test_of_several_files_the_result_names_the_jobs(worker, ended, private):
