@@ -583,6 +583,19 @@ def test_the_admin_comes_before_the_setting_and_the_setting_before_the_class(set
     assert stands()["export"] == Dials(200, 0, 0.5)
 
 
+def test_run_jobs_leaves_a_paused_kind_alone():
+    ran: list[str] = []
+    service(lambda self, job: ran.append("paused"), max_concurrent=0, priority=9)
+    service(lambda self, job: ran.append("other"), kind="other")
+    uids = [enqueue("export", {}), enqueue("other", {})]
+
+    assert run_jobs() == 1
+    assert [get_job(uid).status for uid in uids] == ["pending", "done"]
+    ServiceSettings.objects.create(kind="export", max_concurrent=1)
+    assert run_jobs() == 1
+    assert ran == ["other", "paused"]
+
+
 def test_a_dial_that_a_person_turns_takes_effect_without_a_restart(worker):
     service(lambda self, job: None)
     ServiceSettings.objects.create(kind="export", max_concurrent=0)
