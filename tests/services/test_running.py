@@ -79,6 +79,16 @@ def test_process_gets_the_job_and_what_it_returns_is_the_result(worker, ended, i
     assert seen == [(uid, {"a": 1}, "running", "7", 1), (3, False, False)]
 
 
+@pytest.mark.parametrize("arguments", [("x",), (None,), (1, "2"), ([],)], ids=repr)
+def test_a_progress_that_is_no_number_is_a_type_error_that_shows_it(ended, arguments):
+    service(lambda self, job: job.progress(*arguments), attempts=1)
+    uid = enqueue("export", {})
+    run_jobs(raise_errors=False)
+
+    assert ended(uid).error.startswith("TypeError: progress takes numbers, not ")
+    assert repr(arguments[-1]) in ended(uid).error
+
+
 def test_a_payload_type_is_what_process_gets(worker, ended):
     class Order(msgspec.Struct):
         note_id: int
