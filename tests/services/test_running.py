@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -113,6 +114,11 @@ def test_whatever_json_has_can_be_the_result(ended, returned, result):
     assert (job.status, job.result, job.item_count) == ("done", result, None)
 
 
+@dataclass(frozen=True)
+class Measured:
+    size: float
+
+
 @pytest.mark.parametrize(
     ("returned", "named"),
     [
@@ -122,6 +128,10 @@ def test_whatever_json_has_can_be_the_result(ended, returned, result):
         ({"file": "notes.csv"}, "file"),
         ({"file": []}, "file"),
         ({"a": object()}, r"$['a']"),
+        ({"a": [None, {"b": float("nan")}]}, r"$['a'][1]['b']: JSON has no nan"),
+        (float("-inf"), r"at $: JSON has no -inf"),
+        ({"a": {float("inf")}}, r"$['a'][0]: JSON has no inf"),
+        ({"a": Measured(float("nan"))}, r"$['a'].size: JSON has no nan"),
     ],
     ids=repr,
 )
