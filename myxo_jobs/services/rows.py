@@ -48,8 +48,10 @@ class ServiceJob(Job):
     def from_db(cls, db: str | None, field_names: Any, values: Any, **kwargs: Any) -> ServiceJob:
         row = super().from_db(db, field_names, values, **kwargs)
         loaded = row.__dict__
-        if "payload" in loaded:
-            loaded["payload"] = _decoded_payload(loaded.get("topic", ""), loaded["payload"])
+        if "payload" in loaded and "topic" in loaded:
+            loaded["payload"] = _decoded_payload(loaded["topic"], loaded["payload"])
+        elif "payload" in loaded:
+            del loaded["payload"]  # read when it is asked for, with the topic
         if loaded.get("result") is not None:
             loaded["result"] = msgspec.json.decode(loaded["result"])
         return row
