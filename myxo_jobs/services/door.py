@@ -29,6 +29,8 @@ COLUMN_CHARACTERS = 255
 LANGUAGE = re.compile(r"[A-Za-z0-9_@-]{1,35}")
 ZONE_CHARACTERS = 64
 STATUSES = ("pending", "running", "done", "failed")
+MOST_DAYS = 36_500
+RESULTS_AT_ONCE = 200
 # For so long nobody else cleans up a job that is being deleted.
 HOLD_SECONDS = 300.0
 
@@ -320,7 +322,7 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
     from myxo_jobs.services.rows import ServiceJob
 
     kinds = [one.kind for one in services] if kind is None else [service_of(kind).kind]
-    since = Now() - timedelta(seconds=seconds_of(timedelta(days=days), "days"))
+    since = Now() - _days(days)
     rows = ServiceJob.objects.filter(topic__in=kinds, uid__isnull=False, created_at__gte=since)
     counts = dict(rows.values_list("status").annotate(Count("pk")))
     done = rows.filter(failed=False, due__isnull=True)
@@ -336,7 +338,7 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
         times = done.filter(duration_ms__isnull=False).order_by("duration_ms")
         p95 = times.values_list("duration_ms", flat=True)[math.ceil(sums["timed"] * 0.95) - 1]
     with_file = done.filter(expires_at__gt=Now(), result__contains='"file_bytes":')
-    held = with_file.aggregate(held=Sum("bytes_out"))["held"]
+    results = with_file.values_list("result", flat=True).iterator(RESULTS_AT_ONCE)
     return {
         **{status: counts.get(status, 0) for status in STATUSES},
         "items": sums["items"] or 0,
@@ -344,5 +346,30 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
         "bytes_out": sums["bytes_out"] or 0,
         "mean_seconds": None if sums["mean"] is None else float(sums["mean"]) / 1000,
         "p95_seconds": None if p95 is None else p95 / 1000,
-        "space_held": held or 0,
+        "space_held": sum(map(_file_bytes, results)),
     }
+
+
+def _days(days: Any) -> timedelta:
+    if isinstance(days, bool) or not isinstance(days, (int, float)):
+        raise TypeError(f"days takes a number, not {type(days).__name__}")
+    if not 0 <= days <= MOST_DAYS:
+        raise ValueError(f"days takes a number from 0 to {MOST_DAYS:,}, not {days!r}")
+    return timedelta(days=days)
+
+
+class _ToldFile(msgspec.Struct, frozen=True):
+    """What a result tells of the job's file."""
+
+    file: str | None = None
+    file_bytes: Any = None
+
+
+def _file_bytes(result: str) -> int:
+    """Return the size of the file of a job, by its result as it is stored."""
+    try:
+        told = msgspec.json.decode(result, type=_ToldFile)
+    except msgspec.DecodeError:
+        return 0  # the service's own names, which mean something else
+    is_ours = told.file is not None and isinstance(told.file_bytes, int)
+    return told.file_bytes if is_ours else 0
