@@ -143,12 +143,18 @@ def _text(value: Any, name: str) -> str:
 def _key(kind: str, owner_kind: str, owner_id: str, key: str) -> str:
     """Return a key as it is stored: of one kind and owner."""
     key = check_key(key)
-    whole = f"{kind}:{owner_kind}:{owner_id}:{key}"
+    owner = ":".join(map(_escaped, (owner_kind, owner_id)))
+    whole = f"{kind}:{owner}:{key}"
     if len(whole) > KEY_CHARACTERS:
         raise ValueError(
             f"key has {len(whole)} characters with kind and owner; {KEY_CHARACTERS} are allowed"
         )
     return whole
+
+
+def _escaped(part: str) -> str:
+    """Return a part of a key in which no colon looks like the end of it."""
+    return part.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def _language(given: str | None) -> str | None:

@@ -162,6 +162,29 @@ def test_an_owner_whose_id_looks_like_anothers_key_is_not_told_of_their_job():
     assert get_job(mine).owner_id == "1:2"
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("k", "1:x", "y"), ("k", "1", "x:y")),
+        (("k:1", "x", "y"), ("k", "1:x", "y")),
+        (("k", "1\\", "x:y"), ("k", "1\\:x", "y")),
+        (("k\\", "1", "y"), ("k", "\\:1", "y")),
+    ],
+    ids=repr,
+)
+def test_an_owner_with_a_colon_has_keys_of_their_own(one, other):
+    first = [enqueue("export", {}, *one[:2], key=one[2]) for _ in range(2)]
+    second = [enqueue("export", {}, *other[:2], key=other[2]) for _ in range(2)]
+
+    assert first[0] == first[1] != second[0] == second[1]
+
+
+def test_a_key_is_stored_readably():
+    enqueue("export", {}, "auth.user", "7", key="all:2026")
+
+    assert Job.objects.get().key == "export:auth.user:7:all:2026"
+
+
 @pytest.mark.parametrize("status", ["done", "failed"])
 def test_once_it_has_ended_the_next_one_is_put(status, make_job):
     key = "export:auth.user:1:all"
