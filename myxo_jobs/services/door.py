@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from django.db import connections
 from django.utils import timezone, translation
+from django.utils.functional import Promise
 
 from myxo_jobs.errors import PayloadInvalid, seconds_of
 from myxo_jobs.handlers import Handler, registry
-from myxo_jobs.payloads import KEY_CHARACTERS, JsonCodec, check_key
+from myxo_jobs.payloads import (
+    KEY_CHARACTERS,
+    JsonCodec,
+    check_key,
+    unknown_fields,
+    unknown_names,
+)
 from myxo_jobs.services.names import clean_name
 from myxo_jobs.services.service import handler_of, owner_of, service_of, services
 
@@ -90,18 +97,18 @@ def _payload(handler: Handler, payload: Any) -> Any:
     struct = handler.request
     if struct is msgspec.Struct or isinstance(payload, struct) or not isinstance(payload, dict):
         return _checked_type(struct, payload)
-    known = {field.encode_name for field in msgspec.structs.fields(struct)}
-    known.add(struct.__struct_config__.tag_field or "")
-    for name in payload:
-        if name not in known:
-            raise PayloadInvalid(f"{struct.__name__}: it has no field {name!r}")
+    for name in unknown_names(payload, struct):
+        raise PayloadInvalid(f"{struct.__name__}: it has no field {name!r}")
     try:
-        return msgspec.convert(payload, struct)
+        converted = msgspec.convert(payload, struct)
     except msgspec.ValidationError as error:
         with suppress(PayloadInvalid):
             # Of what JSON cannot hold it says so: a PayloadTypeInvalid, that goes on.
             JsonCodec(struct.__name__).encode(payload)
         raise PayloadInvalid(f"{struct.__name__}: {error}") from error
+    for path, name in unknown_fields(payload, converted):
+        raise PayloadInvalid(f"{struct.__name__}: at {path}: it has no field {name!r}")
+    return converted
 
 
 def _checked_type(struct: type[msgspec.Struct], payload: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -275,6 +276,75 @@ def test_a_wrong_payload_is_refused_naming_the_field_and_leaves_the_transaction_
 @pytest.mark.parametrize("payload", [None, 3, "x", [1, None], {"a": {"b": [1.5, True, "\x00é"]}}])
 def test_without_a_payload_type_what_json_has_comes_back_as_it_is(payload):
     assert get_job(enqueue("export", payload)).payload == payload
+
+
+class Inner(msgspec.Struct, frozen=True):
+    name: str
+    size: int = 0
+
+
+class Pair(msgspec.Struct, frozen=True, array_like=True):
+    left: Inner
+    right: int = 0
+
+
+@dataclass(frozen=True)
+class Plain:
+    inner: Inner
+
+
+class Outer(msgspec.Struct, frozen=True, rename="camel"):
+    in_a_list: list[Inner] = []
+    in_a_dict: dict[str, Inner] = {}
+    alone: Inner | None = None
+    pair: Pair | None = None
+    plain: Plain | None = None
+
+
+NESTED = [
+    ({"inAList": [{"name": "a"}, {"name": "b", "sise": 1}]}, r"\$\.inAList\[1\].*'sise'"),
+    ({"inADict": {"x": {"name": "a", "sise": 1}}}, r"\$\.inADict\.x.*'sise'"),
+    ({"alone": {"name": "a", "sise": 1}}, r"\$\.alone.*'sise'"),
+    ({"pair": [{"name": "a", "sise": 1}]}, r"\$\.pair\[0\].*'sise'"),
+    ({"pair": [{"name": "a"}, 1, 2]}, r"\$\.pair: .* field 2"),
+    ({"plain": {"inner": {"name": "a"}, "sise": 1}}, r"\$\.plain: .*'sise'"),
+    ({"plain": {"inner": {"name": "a", "sise": 1}}}, r"\$\.plain\.inner.*'sise'"),
+]
+
+
+@pytest.mark.parametrize(("payload", "named"), NESTED, ids=[named for _, named in NESTED])
+def test_a_field_that_a_nested_struct_does_not_have_is_refused_naming_its_place(payload, named):
+    class Nested(JobService):
+        kind = "nested"
+        payload_type = Outer
+
+        def process(self, job: Any) -> None: ...
+
+    register(Nested)
+    with pytest.raises(PayloadInvalid, match=named):
+        enqueue("nested", payload)
+    assert not Job.objects.exists()
+    fits = {
+        "inAList": [{"name": "a", "size": 1}, Inner("b")],
+        "inADict": {"x": {"name": "a"}},
+        "alone": {"name": "a"},
+        "pair": [{"name": "a"}, 1],
+        "plain": {"inner": {"name": "a"}},
+    }
+    a = Inner("a")
+    assert get_job(enqueue("nested", fits)).payload == Outer(
+        [Inner("a", 1), Inner("b")], {"x": a}, a, Pair(a, 1), Plain(a)
+    )
+
+
+def test_a_payload_is_its_struct_however_it_is_read():
+    uid = enqueue("ordered", {"note_id": 3})
+    rows = type(get_job(uid)).objects
+    again = get_job(uid)
+    again.refresh_from_db(fields=["payload"])
+
+    found = [list_jobs()[0], again, rows.only("payload").get(), rows.defer("topic").get()]
+    assert [row.payload for row in found] == [Order(3)] * 4
 
 
 def test_a_payload_that_is_read_late_is_decoded_as_well():
