@@ -74,12 +74,13 @@ def enqueue(
     service = service_of(kind)
     handler = handler_of(service)
     owner_kind, owner_id = _owner(owner_kind, owner_id, owner)
+    language = _language(language)
     columns = KeptColumns(
         uid=str(queue.uuid7()),
         owner_kind=owner_kind or None,
         owner_id=owner_id or None,
-        preferred_name=clean_name(_text(preferred_name, "preferred_name")) or None,
-        language=_language(language),
+        preferred_name=_name(preferred_name, language),
+        language=language,
         time_zone=_zone(time_zone),
     )
     row = Row(
@@ -120,12 +121,21 @@ def _checked_type(struct: type[msgspec.Struct], payload: Any) -> Any:
     return payload
 
 
+def _name(preferred_name: Any, language: str | None) -> str | None:
+    """Return what a file is to be called; a lazy translation in the language of the job."""
+    if isinstance(preferred_name, Promise):
+        with translation.override(language) if language else nullcontext():
+            preferred_name = str(preferred_name)
+    return clean_name(_text(preferred_name, "preferred_name")) or None
+
+
 def _owner(owner_kind: Any, owner_id: Any, owner: Any) -> tuple[str, str]:
     if owner is not None:
-        if owner_kind or owner_id != "":
+        if owner_kind or owner_id not in ("", None):
             raise ValueError("owner and owner_kind or owner_id are two answers: give one of them")
         return owner_of(owner)
-    owner_kind, owner_id = _text(owner_kind, "owner_kind"), _text(str(owner_id), "owner_id")
+    owner_id = "" if owner_id is None else str(owner_id)
+    owner_kind, owner_id = _text(owner_kind, "owner_kind"), _text(owner_id, "owner_id")
     if bool(owner_kind) != bool(owner_id):
         raise ValueError("owner_kind and owner_id are given together, or neither is")
     return owner_kind, owner_id
@@ -222,12 +232,21 @@ def list_jobs(
     if status is not None:
         rows = rows.filter(**_of_status(status))
     if owner is not None:
-        owner_kind, owner_id = owner if isinstance(owner, tuple) else owner_of(owner)
-        rows = rows.filter(owner_kind=owner_kind, owner_id=str(owner_id))
+        rows = rows.filter(**_of_owner(owner))
     if not expired:
         is_open = Q(failed=False, due__isnull=False)
         rows = rows.filter(is_open | Q(expires_at__isnull=True) | Q(expires_at__gt=Now()))
     return rows
+
+
+def _of_owner(owner: Any) -> dict[str, Any]:
+    if not isinstance(owner, tuple):
+        owner = owner_of(owner)
+    elif len(owner) != 2 or not isinstance(owner[0], str):
+        raise ValueError(
+            f"owner takes a user, another saved model instance or (kind, id), not {owner!r}"
+        )
+    return {"owner_kind": owner[0], "owner_id": str(owner[1])}
 
 
 def _of_status(status: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext_lazy
 
 from myxo_jobs import Jobs, PayloadInvalid, PayloadTypeInvalid
 from myxo_jobs.models import Job
@@ -115,6 +116,7 @@ def test_an_owner_is_a_user_or_any_saved_instance():
         {"owner": User(pk=7, username="unsaved")},
         {"owner": "ada"},
         {"owner_kind": "auth.user"},
+        {"owner_kind": "auth.user", "owner_id": None},
         {"owner_id": "7"},
         {"owner_kind": "auth.user", "owner_id": "7\x00"},
         {"owner_kind": "auth.user", "owner_id": "x" * 256},
@@ -437,6 +439,20 @@ def test_the_name_for_the_download_is_cleaned_at_enqueue(given, stored):
 
     assert row.preferred_name == stored
     assert len((row.preferred_name or "").encode()) <= 255
+
+
+def test_a_lazy_name_for_the_download_is_in_the_language_of_the_job():
+    lazy = gettext_lazy("Yes")
+    with translation.override("fr"):
+        uids = [enqueue("export", {}, "", "", lazy, language=one) for one in (None, "de")]
+
+    assert [get_job(uid).preferred_name for uid in uids] == ["Oui", "Ja"]
+
+
+@pytest.mark.parametrize("owner", [("a",), (), ("a", "b", "c"), (None, 1), "ada"], ids=repr)
+def test_what_is_no_owner_of_a_list_is_a_value_error_naming_the_argument(owner):
+    with pytest.raises(ValueError, match="owner takes a user"):
+        list_jobs(owner=owner)
 
 
 def test_a_job_that_was_put_plainly_gets_its_uid_with_its_first_claim(worker):
