@@ -501,6 +501,13 @@ def test_the_page_of_a_job_shows_its_payload_on_lines_and_each_value_as_it_is(
     assert '{\n  "amount": 1.10,\n  "big": 1e400,\n  "text": "a\\u0000\\nb"\n}' in html
 
 
+def test_the_page_of_a_job_shows_its_error_before_what_is_read_after_it(admin_client, make_job):
+    html = page(admin_client, change_url(make_job(status="failed")))
+
+    places = [html.index(f">{title}<") for title in ("Last failed attempt", "Request", "Moments")]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("payload", ["", "{broken", "[" * 100_000])
 def test_a_payload_that_is_no_json_is_shown_as_it_is(admin_client, make_job, payload):
     row = make_job(payload=payload)

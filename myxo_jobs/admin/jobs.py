@@ -74,9 +74,9 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     show_facets = admin.ShowFacets.NEVER  # each would count the table
     fieldsets = (
         (None, {"fields": ("state", "topic", "key", "priority", "attempts_shown")}),
-        (_("Moments"), {"fields": ("created_at", "due", "started_at", "lease_until")}),
-        (_("Request"), {"fields": ("payload_shown",)}),
         (_("Last failed attempt"), {"fields": ("error_shown", "traceback_shown")}),
+        (_("Request"), {"fields": ("payload_shown",)}),
+        (_("Moments"), {"fields": ("created_at", "due", "started_at", "lease_until")}),
     )
     readonly_fields = (
         *("state", "topic", "key", "priority", "attempts_shown"),

@@ -189,9 +189,10 @@ SELECT level.topic, min(found.wait), {EPOCH} FROM level CROSS JOIN LATERAL (
 GROUP BY level.topic
 """
 
-# The first condition walks along the index once; the second one is the pair's.
+# The first condition walks along the index once. The second one is the pair's, looked up
+# in a hash: a join would be planned by what is known of the table, which may be nothing.
 HELD = """id = ANY (%(ids)s::bigint[])
-    AND (id, worker) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::text[]))"""
+    AND id::text || ' ' || worker = ANY (%(held)s::text[])"""
 
 DELETE_HELD = f"""
 WITH held AS MATERIALIZED (
@@ -644,7 +645,10 @@ def _flush(flush: bool) -> str:
 
 
 def _arrays(held: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    return {"ids": [job_id for job_id, _ in held], "tokens": [token for _, token in held]}
+    return {
+        "ids": [job_id for job_id, _ in held],
+        "held": [f"{job_id} {token}" for job_id, token in held],
+    }
 
 
 class PostgreSQLListener(Listener):
