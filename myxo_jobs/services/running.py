@@ -117,10 +117,10 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         try:
             with speaking(job), _spoken_reasons():
                 result = checked_result(files, service.process(job))
+            files.end(kept_file(result))
         except BaseException:  # whatever ends the attempt, its files go with it
             files.end()
             raise
-        files.end(kept_file(result))
         return result
 
     async def process_async(payload: Any, run: Run) -> Any:
@@ -132,10 +132,10 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         try:
             with speaking(job), _spoken_reasons():
                 result = checked_result(files, await service.process(job))
+            await _apart(files.end, kept_file(result))
         except BaseException:
             await _apart(files.end)
             raise
-        await _apart(files.end, kept_file(result))
         return result
 
     return process_async if inspect.iscoroutinefunction(service.process) else process
