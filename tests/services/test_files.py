@@ -408,7 +408,7 @@ def test_a_file_whose_async_run_ends_while_it_is_stored_does_not_stay(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AttemptFiles, "store", store)
-        timeout = 1 if end == "timeout" else None
+        timeout = 5 if end == "timeout" else None
         service(process, attempts=1, job_timeout_seconds=timeout)
         worker(topics=["export"])
         uid = enqueue("export", {})
