@@ -173,7 +173,11 @@ class Run(msgspec.Struct, frozen=True, eq=False):
         """
         if self._notes is None:
             return
-        if not (0 <= done <= LARGEST_NUMBER and (total is None or 0 <= total <= LARGEST_NUMBER)):
+        try:
+            fits = 0 <= done <= LARGEST_NUMBER and (total is None or 0 <= total <= LARGEST_NUMBER)
+        except TypeError:
+            raise TypeError(f"progress takes numbers, not {done!r} of {total!r}") from None
+        if not fits:
             raise ValueError(f"progress takes numbers from 0, not {done!r} of {total!r}")
         self._notes.newest = (done, total, note if type(note) is str else str(note))
         if self._notes.cancelled:

@@ -6,8 +6,10 @@ back as it went in, so that a worker never meets a value that only looked right.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import traceback as traceback_module
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -127,12 +129,23 @@ def encode_result(value: object) -> str | None:
     except Exception as error:  # a value's own methods may raise anything
         path, reason = _unencodable(value, "$", error)
         raise ResultInvalid(f"the result cannot be stored, at {path}: {reason}") from error
+    if b"null" in encoded:
+        for path, number in _endless(value, "$"):
+            raise ResultInvalid(f"the result cannot be stored, at {path}: JSON has no {number!r}")
     if len(encoded) > RESULT_BYTES:
         raise ResultInvalid(
             f"the result has {len(encoded):,} bytes, {RESULT_BYTES:,} are allowed; most are at "
             f"{_largest(value, '$')}: store the data elsewhere and return its key"
         )
     return encoded.decode()
+
+
+def _endless(value: object, path: str) -> Iterator[tuple[str, float]]:
+    """Yield the floats that are no numbers, which would be stored as null, and where they are."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, value
+    for step, part in _steps(value):
+        yield from _endless(part, path + step)
 
 
 def _unencodable(value: object, path: str, error: Exception) -> tuple[str, Exception]:
@@ -158,9 +171,58 @@ def _steps(value: object) -> list[tuple[str, object]]:
         return [(f".{name}", getattr(value, name)) for name in value.__struct_fields__]
     if isinstance(value, dict):
         return [(f"[{key!r}]", part) for key, part in value.items()]
-    if isinstance(value, (list, tuple)):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f".{one.name}", getattr(value, one.name)) for one in dataclasses.fields(value)]
+    if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"[{place}]", part) for place, part in enumerate(value)]
     return []
+
+
+def unknown_names(given: Mapping[Any, Any], struct: type[msgspec.Struct]) -> list[Any]:
+    """Return the names that a Struct has no field of."""
+    known = {field.encode_name for field in msgspec.structs.fields(struct)}
+    known.add(struct.__struct_config__.tag_field or "")
+    return [name for name in given if name not in known]
+
+
+def unknown_fields(given: object, converted: object, path: str = "$") -> Iterator[tuple[str, Any]]:
+    """Yield what a conversion has dropped, at any depth: (path, name)."""
+    if isinstance(given, Mapping):
+        yield from _unknown_in_mapping(given, converted, path)
+    elif isinstance(given, (list, tuple)):
+        if isinstance(converted, msgspec.Struct):  # one that is written as an array
+            fields = converted.__struct_fields__
+            tagged = converted.__struct_config__.tag is not None
+            parts: list[Any] = [None] * tagged + [getattr(converted, name) for name in fields]
+            yield from ((path, place) for place in range(len(parts), len(given)))
+        else:
+            parts = list(converted) if isinstance(converted, (list, tuple)) else []
+        for place, (one, part) in enumerate(zip(given, parts, strict=False)):
+            yield from unknown_fields(one, part, f"{path}[{place}]")
+
+
+def _unknown_in_mapping(
+    given: Mapping[Any, Any], converted: object, path: str
+) -> Iterator[tuple[str, Any]]:
+    if isinstance(converted, msgspec.Struct):
+        kept = {
+            field.encode_name: getattr(converted, field.name)
+            for field in msgspec.structs.fields(converted)
+        }
+        yield from ((path, name) for name in unknown_names(given, type(converted)))
+    elif dataclasses.is_dataclass(converted):
+        kept = {one.name: getattr(converted, one.name) for one in dataclasses.fields(converted)}
+        yield from ((path, name) for name in given if name not in kept)
+    elif isinstance(converted, Mapping) and len(converted) == len(given):
+        kept = dict(zip(given, converted.values(), strict=True))  # its keys may be of another type
+    elif isinstance(converted, Mapping):  # a TypedDict
+        kept = dict(converted)
+        yield from ((path, name) for name in given if name not in kept)
+    else:
+        return
+    for name, part in kept.items():
+        if name in given:
+            yield from unknown_fields(given[name], part, f"{path}.{name}")
 
 
 def _differences(before: object, after: object, path: str) -> Iterator[str]:

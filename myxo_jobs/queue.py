@@ -653,7 +653,9 @@ class _Counts(msgspec.Struct, frozen=True):
     item_count: int | None = None
     bytes_in: int | None = None
     bytes_out: int | None = None
-    file_bytes: int | None = None
+    # Its own without a file, then of any type.
+    file: Any = None
+    file_bytes: Any = None
 
 
 def _counts_in(result: str | None) -> tuple[int | None, int | None, int | None]:
@@ -661,7 +663,9 @@ def _counts_in(result: str | None) -> tuple[int | None, int | None, int | None]:
         counts = msgspec.json.decode(result or "{}", type=_Counts)
     except msgspec.ValidationError:
         return None, None, None  # no dict, or one whose names mean something else
-    bytes_out = counts.file_bytes if counts.bytes_out is None else counts.bytes_out
+    bytes_out = counts.bytes_out
+    if bytes_out is None and isinstance(counts.file, str):
+        bytes_out = counts.file_bytes
     return counts.item_count, counts.bytes_in, bytes_out
 
 

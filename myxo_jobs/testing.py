@@ -7,7 +7,7 @@ pytest-django's `db`. `Worker` is the real worker, for tests that do commit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from asgiref.sync import async_to_sync
@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 
 from myxo_jobs import queue, worker
 from myxo_jobs.errors import Steering
-from myxo_jobs.handlers import registry
+from myxo_jobs.handlers import Handler, registry
 from myxo_jobs.models import Job
 from myxo_jobs.queue import Claim, Tokens
 from myxo_jobs.worker.running import (
@@ -101,22 +101,34 @@ def put_jobs(request: type[R] | None = None) -> list[R]:
 def _claim_next(
     connection: BaseDatabaseWrapper, token: str, delayed: bool, topics: Sequence[str] | None
 ) -> Claim | None:
-    served = registry.choose(topics)
-    rows = Job.objects.using(connection.alias).filter(
-        topic__in=served, failed=False, worker="", due__isnull=False
-    )
-    if not delayed:
-        rows = rows.filter(due__lte=Now())
-    row = rows.order_by("-priority", "due", "pk").values("pk", "topic").first()
-    if row is None:
+    found = _next_due(connection, registry.choose(topics), delayed)
+    if found is None:
         return None
+    row, handler = found
     if delayed:
         Job.objects.using(connection.alias).filter(pk=row["pk"], due__gt=Now()).update(due=Now())
     # Atomic or not, here every handler has a savepoint of the caller's transaction.
-    (handler,) = queue.present(connection, [served[row["topic"]]])
     handler = msgspec.structs.replace(handler, atomic=False, limit=None)
     claims = queue.claim(connection, handler, 1, token=token, on_suspect="skip", joined=True)
     return claims[0] if claims else None
+
+
+def _next_due(
+    connection: BaseDatabaseWrapper, served: dict[str, Handler], delayed: bool
+) -> tuple[dict[str, Any], Handler] | None:
+    """Return the first job in the line that is not of a paused topic, and its handler."""
+    rows = Job.objects.using(connection.alias).filter(failed=False, worker="", due__isnull=False)
+    if not delayed:
+        rows = rows.filter(due__lte=Now())
+    rows = rows.order_by("-priority", "due", "pk")
+    while True:
+        row = rows.filter(topic__in=served).values("pk", "topic").first()
+        if row is None:
+            return None
+        (handler,) = queue.present(connection, [served[row["topic"]]])
+        if handler.limit != 0:
+            return row, handler
+        served = {topic: one for topic, one in served.items() if topic != row["topic"]}
 
 
 def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:

@@ -150,6 +150,15 @@ def registry_as_it_was() -> Iterator[None]:
         vars(one).update(values)
 
 
+@pytest.fixture(autouse=True)
+def files_of_the_test(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test, and no process of one, write files into this project's own folder."""
+    folder = str(tmp_path / "stored")
+    settings.MEDIA_ROOT = folder
+    monkeypatch.setenv("MYXO_TEST_FILES", folder)
+    monkeypatch.setenv("NOTES_FILES", folder)  # of the example project
+
+
 @pytest.fixture
 def make_job() -> Callable[..., Any]:
     """Insert a complete row in a far-off state: see `tests.rig.make_job`."""

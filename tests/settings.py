@@ -5,6 +5,7 @@ MYXO_TEST_POSTGRES   the server (a URL or DSN); the suite starts one when it is 
 MYXO_TEST_PGBOUNCER  the pgbouncer in front of it, likewise
 MYXO_TEST_NAMES      JSON: the database names of the aliases, for a process of a test
 MYXO_TEST_SETTINGS   JSON: settings that replace those below, for a process of a test
+MYXO_TEST_FILES      the folder of the test, for the files of a process of it
 """
 
 import json
@@ -99,6 +100,10 @@ TEMPLATES = [
 ]
 ROOT_URLCONF = "tests.urls"
 STATIC_URL = "static/"
+# A default storage is the tree of this project otherwise. Each test has a folder of its own.
+MEDIA_ROOT = os.environ.get("MYXO_TEST_FILES") or str(
+    Path(tempfile.gettempdir(), f"myxo_test_{os.getpid()}_files")
+)
 SECRET_KEY = "of the tests alone"
 ALLOWED_HOSTS = ["*"]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -11,7 +11,7 @@ import msgspec
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 
-from myxo_jobs.services.files import folder_of
+from myxo_jobs.services.files import folder_of_file
 from myxo_jobs.services.names import clean_name
 from myxo_jobs.services.service import JobService, services
 
@@ -127,8 +127,7 @@ def file_of(job: ServiceJob) -> StoredFile | None:
     name, storage, size = (job.result.get(key) for key in ("file", "storage", "file_bytes"))
     if not isinstance(name, str) or not isinstance(storage, str) or not isinstance(size, int):
         return None
-    own_folder = f"{folder_of(job.kind, job.uid)}/"
-    if not name.startswith(own_folder) or posixpath.normpath(name) != name:
+    if folder_of_file(name, job.uid) is None:
         return None
     return StoredFile(storage, name, shown_name(job, posixpath.basename(name)), size)
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from django.db import connections
 from django.utils import timezone, translation
+from django.utils.functional import Promise
 
 from myxo_jobs.errors import PayloadInvalid, seconds_of
 from myxo_jobs.handlers import Handler, registry
-from myxo_jobs.payloads import KEY_CHARACTERS, JsonCodec, check_key
+from myxo_jobs.payloads import (
+    KEY_CHARACTERS,
+    JsonCodec,
+    check_key,
+    unknown_fields,
+    unknown_names,
+)
 from myxo_jobs.services.names import clean_name
 from myxo_jobs.services.service import handler_of, owner_of, service_of, services
 
@@ -29,6 +36,8 @@ COLUMN_CHARACTERS = 255
 LANGUAGE = re.compile(r"[A-Za-z0-9_@-]{1,35}")
 ZONE_CHARACTERS = 64
 STATUSES = ("pending", "running", "done", "failed")
+MOST_DAYS = 36_500
+RESULTS_AT_ONCE = 200
 # For so long nobody else cleans up a job that is being deleted.
 HOLD_SECONDS = 300.0
 
@@ -65,12 +74,13 @@ def enqueue(
     service = service_of(kind)
     handler = handler_of(service)
     owner_kind, owner_id = _owner(owner_kind, owner_id, owner)
+    language = _language(language)
     columns = KeptColumns(
         uid=str(queue.uuid7()),
         owner_kind=owner_kind or None,
         owner_id=owner_id or None,
-        preferred_name=clean_name(_text(preferred_name, "preferred_name")) or None,
-        language=_language(language),
+        preferred_name=_name(preferred_name, language),
+        language=language,
         time_zone=_zone(time_zone),
     )
     row = Row(
@@ -88,18 +98,18 @@ def _payload(handler: Handler, payload: Any) -> Any:
     struct = handler.request
     if struct is msgspec.Struct or isinstance(payload, struct) or not isinstance(payload, dict):
         return _checked_type(struct, payload)
-    known = {field.encode_name for field in msgspec.structs.fields(struct)}
-    known.add(struct.__struct_config__.tag_field or "")
-    for name in payload:
-        if name not in known:
-            raise PayloadInvalid(f"{struct.__name__}: it has no field {name!r}")
+    for name in unknown_names(payload, struct):
+        raise PayloadInvalid(f"{struct.__name__}: it has no field {name!r}")
     try:
-        return msgspec.convert(payload, struct)
+        converted = msgspec.convert(payload, struct)
     except msgspec.ValidationError as error:
         with suppress(PayloadInvalid):
             # Of what JSON cannot hold it says so: a PayloadTypeInvalid, that goes on.
             JsonCodec(struct.__name__).encode(payload)
         raise PayloadInvalid(f"{struct.__name__}: {error}") from error
+    for path, name in unknown_fields(payload, converted):
+        raise PayloadInvalid(f"{struct.__name__}: at {path}: it has no field {name!r}")
+    return converted
 
 
 def _checked_type(struct: type[msgspec.Struct], payload: Any) -> Any:
@@ -111,12 +121,21 @@ def _checked_type(struct: type[msgspec.Struct], payload: Any) -> Any:
     return payload
 
 
+def _name(preferred_name: Any, language: str | None) -> str | None:
+    """Return what a file is to be called; a lazy translation in the language of the job."""
+    if isinstance(preferred_name, Promise):
+        with translation.override(language) if language else nullcontext():
+            preferred_name = str(preferred_name)
+    return clean_name(_text(preferred_name, "preferred_name")) or None
+
+
 def _owner(owner_kind: Any, owner_id: Any, owner: Any) -> tuple[str, str]:
     if owner is not None:
-        if owner_kind or owner_id != "":
+        if owner_kind or owner_id not in ("", None):
             raise ValueError("owner and owner_kind or owner_id are two answers: give one of them")
         return owner_of(owner)
-    owner_kind, owner_id = _text(owner_kind, "owner_kind"), _text(str(owner_id), "owner_id")
+    owner_id = "" if owner_id is None else str(owner_id)
+    owner_kind, owner_id = _text(owner_kind, "owner_kind"), _text(owner_id, "owner_id")
     if bool(owner_kind) != bool(owner_id):
         raise ValueError("owner_kind and owner_id are given together, or neither is")
     return owner_kind, owner_id
@@ -141,12 +160,18 @@ def _text(value: Any, name: str) -> str:
 def _key(kind: str, owner_kind: str, owner_id: str, key: str) -> str:
     """Return a key as it is stored: of one kind and owner."""
     key = check_key(key)
-    whole = f"{kind}:{owner_kind}:{owner_id}:{key}"
+    owner = ":".join(map(_escaped, (owner_kind, owner_id)))
+    whole = f"{kind}:{owner}:{key}"
     if len(whole) > KEY_CHARACTERS:
         raise ValueError(
             f"key has {len(whole)} characters with kind and owner; {KEY_CHARACTERS} are allowed"
         )
     return whole
+
+
+def _escaped(part: str) -> str:
+    """Return a part of a key in which no colon looks like the end of it."""
+    return part.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def _language(given: str | None) -> str | None:
@@ -207,12 +232,21 @@ def list_jobs(
     if status is not None:
         rows = rows.filter(**_of_status(status))
     if owner is not None:
-        owner_kind, owner_id = owner if isinstance(owner, tuple) else owner_of(owner)
-        rows = rows.filter(owner_kind=owner_kind, owner_id=str(owner_id))
+        rows = rows.filter(**_of_owner(owner))
     if not expired:
         is_open = Q(failed=False, due__isnull=False)
         rows = rows.filter(is_open | Q(expires_at__isnull=True) | Q(expires_at__gt=Now()))
     return rows
+
+
+def _of_owner(owner: Any) -> dict[str, Any]:
+    if not isinstance(owner, tuple):
+        owner = owner_of(owner)
+    elif len(owner) != 2 or not isinstance(owner[0], str):
+        raise ValueError(
+            f"owner takes a user, another saved model instance or (kind, id), not {owner!r}"
+        )
+    return {"owner_kind": owner[0], "owner_id": str(owner[1])}
 
 
 def _of_status(status: str) -> dict[str, Any]:
@@ -320,7 +354,7 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
     from myxo_jobs.services.rows import ServiceJob
 
     kinds = [one.kind for one in services] if kind is None else [service_of(kind).kind]
-    since = Now() - timedelta(seconds=seconds_of(timedelta(days=days), "days"))
+    since = Now() - _days(days)
     rows = ServiceJob.objects.filter(topic__in=kinds, uid__isnull=False, created_at__gte=since)
     counts = dict(rows.values_list("status").annotate(Count("pk")))
     done = rows.filter(failed=False, due__isnull=True)
@@ -336,7 +370,7 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
         times = done.filter(duration_ms__isnull=False).order_by("duration_ms")
         p95 = times.values_list("duration_ms", flat=True)[math.ceil(sums["timed"] * 0.95) - 1]
     with_file = done.filter(expires_at__gt=Now(), result__contains='"file_bytes":')
-    held = with_file.aggregate(held=Sum("bytes_out"))["held"]
+    results = with_file.values_list("result", flat=True).iterator(RESULTS_AT_ONCE)
     return {
         **{status: counts.get(status, 0) for status in STATUSES},
         "items": sums["items"] or 0,
@@ -344,5 +378,30 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
         "bytes_out": sums["bytes_out"] or 0,
         "mean_seconds": None if sums["mean"] is None else float(sums["mean"]) / 1000,
         "p95_seconds": None if p95 is None else p95 / 1000,
-        "space_held": held or 0,
+        "space_held": sum(map(_file_bytes, results)),
     }
+
+
+def _days(days: Any) -> timedelta:
+    if isinstance(days, bool) or not isinstance(days, (int, float)):
+        raise TypeError(f"days takes a number, not {type(days).__name__}")
+    if not 0 <= days <= MOST_DAYS:
+        raise ValueError(f"days takes a number from 0 to {MOST_DAYS:,}, not {days!r}")
+    return timedelta(days=days)
+
+
+class _ToldFile(msgspec.Struct, frozen=True):
+    """What a result tells of the job's file."""
+
+    file: str | None = None
+    file_bytes: Any = None
+
+
+def _file_bytes(result: str) -> int:
+    """Return the size of the file of a job, by its result as it is stored."""
+    try:
+        told = msgspec.json.decode(result, type=_ToldFile)
+    except msgspec.DecodeError:
+        return 0  # the service's own names, which mean something else
+    is_ours = told.file is not None and isinstance(told.file_bytes, int)
+    return told.file_bytes if is_ours else 0

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import io
 import logging
+import posixpath
+import re
 import secrets
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -28,11 +31,23 @@ logger = logging.getLogger("myxo_jobs")
 
 ROOT = "myxo_jobs"
 TOKEN_BYTES = 18
+STORED_NAME = re.compile(rf"(?P<folder>{ROOT}/[^/]+/(?P<uid>[^/]+))/[^/]+/[^/]+")
 
 
 def folder_of(kind: str, uid: object) -> str:
     """Return the folder of a job's files, in its storage."""
     return f"{ROOT}/{kind}/{uid}"
+
+
+def folder_of_file(name: object, uid: object) -> str | None:
+    """Return the folder of a job that a file is in; None for a file of no run of that job.
+
+    Its kind is not asked for: a kind may be renamed, and no file is.
+    """
+    match = STORED_NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None or match["uid"] != str(uid) or posixpath.normpath(match[0]) != match[0]:
+        return None
+    return match["folder"]
 
 
 class AttemptFiles:
@@ -44,6 +59,10 @@ class AttemptFiles:
         # The size of each that is stored, by its name in the storage.
         self.sizes: dict[str, int] = {}
         self._begun: set[str] = set()
+        # What is being stored, perhaps by a thread that outlives the attempt.
+        self._unfinished: set[str] = set()
+        self._is_over = False
+        self._kept: str | None = None
 
     def file(self, name: str, *, text: bool) -> JobFile:
         """Return a file to write in a `with` block. Raises ValueError for a bad or used name."""
@@ -55,21 +74,57 @@ class AttemptFiles:
 
     def store(self, name: str, content: File[bytes]) -> str:
         """Store a file; return its name in the storage."""
+        wanted, size = f"{self.folder}/{name}", content.size
         self._begun.add(name)
-        size = content.size
-        stored = storages[self.storage].save(f"{self.folder}/{name}", content)
+        self._unfinished.add(wanted)
+        if self._is_over:
+            raise RuntimeError(f"file {name!r} comes too late: the attempt is over")
+        stored = storages[self.storage].save(wanted, content)
         self.sizes[stored] = size
+        self._unfinished.discard(wanted)
+        # Asked after it is known: `end` meets it, or it is met here.
+        if self._is_over:
+            self._remove({stored})
         return stored
 
-    def remove(self) -> None:
-        """Remove them: the attempt has failed. What cannot be removed the sweep removes."""
-        if self._begun:
-            names = {f"{self.folder}/{name}" for name in self._begun} | set(self.sizes)
-            try_to_remove(storages[self.storage], self.folder, names)
+    def end(self, kept: str | None = None) -> None:
+        """Remove all but the job's file, if there is one; what is stored later goes, too.
 
-    def remove_older(self) -> None:
-        """Remove what earlier attempts left: their workers have died."""
-        try_to_remove(storages[self.storage], self.folder.rpartition("/")[0])
+        What cannot be removed is logged, and left to the sweep.
+        """
+        self._kept, self._is_over = kept, True
+        names = self._unfinished | set(self.sizes)
+        names.discard(kept or "")
+        if names:
+            self._remove(names)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        try:
+            storage = storages[self.storage]
+            if self._kept is None:
+                remove_folder(storage, self.folder, names)
+                return
+            for name in names:
+                storage.delete(name)
+        except Exception:
+            logger.exception("files=%s cannot be removed, tried again later", self.folder)
+
+    def remove_older(self, *, is_first: bool) -> None:
+        """Remove what earlier runs left: their workers have died, or could not wait for them.
+
+        The first attempt may have been given back while it ran; for that a storage elsewhere
+        is not asked at each start: the sweep does it.
+        """
+        folder, _, own = self.folder.rpartition("/")
+        try:
+            storage = storages[self.storage]
+            if is_first and not is_local(storage):
+                return
+            for token in folders_in(storage, folder):
+                if token != own:
+                    remove_folder(storage, f"{folder}/{token}")
+        except Exception:
+            logger.exception("files=%s cannot be removed, tried again later", folder)
 
 
 class JobFile:
@@ -117,6 +172,11 @@ class JobFile:
 
     async def __aexit__(self, *raised: Any) -> None:
         await sync_to_async(self.__exit__, thread_sensitive=False)(*raised)
+
+    def close(self) -> None:
+        """Leave the file open: its block stores it. What wraps a file closes it when it is done."""
+        if not self._file.closed:
+            self._file.flush()
 
     def write(self, content: Any) -> int:
         return int(self._file.write(content))
@@ -184,11 +244,13 @@ def is_local(storage: Storage) -> bool:
 def remove_files_of(kind: str, uid: object, result: Any, storage: str) -> None:
     """Remove all files of a job, in the storage that its result names and in the service's."""
     told = result if isinstance(result, dict) else {}
-    names = [told["file"]] if isinstance(told.get("file"), str) else []
-    folder = folder_of(kind, uid)
-    for alias in {storage, told.get("storage") or storage}:
-        own = [name for name in names if name.startswith(f"{folder}/")]
-        remove_folder(storages[alias], folder, own)
+    folder, theirs = folder_of(kind, uid), folder_of_file(told.get("file"), uid)
+    places = {(storage, folder)}
+    if theirs is not None:  # without a file, a service may tell of any storage it likes
+        alias = str(told.get("storage") or storage)
+        places |= {(alias, folder), (alias, theirs)}
+    for alias, place in places:
+        remove_folder(storages[alias], place, [told["file"]] if place == theirs else [])
 
 
 # -- folders that no row names -------------------------------------------------------
@@ -209,6 +271,8 @@ class Strays:
         self._kind = kind
         self._storage = storage
         self._next = 0.0
+        # When the jobs ended whose folders were found clean.
+        self._clean: dict[UUID, datetime | None] = {}
 
     def sweep(self) -> None:
         """Look, if it is time to. What cannot be removed is logged, and tried again later."""
@@ -227,30 +291,58 @@ class Strays:
     def _sweep(self, storage: Storage) -> None:
         names = folders_in(storage, f"{ROOT}/{self._kind}")
         uids = [uid for uid in map(_old_uid, names) if uid is not None]
+        ended: dict[UUID, datetime | None] = {}
         for start in range(0, len(uids), CHUNK):
-            self._sweep_chunk(storage, uids[start : start + CHUNK])
+            ended |= self._sweep_chunk(storage, uids[start : start + CHUNK])
+        # What is found once stays so: each is looked at once, and not too many at a time.
+        self._clean = dict(self._clean.items() & ended.items())
+        unknown = [uid for uid in ended if uid not in self._clean]
+        self._sweep_ended(storage, {uid: ended[uid] for uid in unknown[:CHUNK]})
 
-    def _sweep_chunk(self, storage: Storage, uids: list[UUID]) -> None:
+    def _sweep_chunk(self, storage: Storage, uids: list[UUID]) -> dict[UUID, datetime | None]:
+        """Remove the folders without a row; return those whose jobs have ended, and when."""
         from myxo_jobs.services.rows import ServiceJob
 
         rows = ServiceJob.objects.filter(uid__in=uids)
-        there = dict(rows.values_list("uid", "status"))
+        there = {uid: rest for uid, *rest in rows.values_list("uid", "status", "completed_at")}
         for uid in uids:
             if uid not in there:
                 self._remove(storage, folder_of(self._kind, uid))
-        # More than one attempt: one may have left its files, though its outcome was refused.
-        ended = [uid for uid, status in there.items() if status in ("done", "failed")]
-        for row in rows.filter(uid__in=ended, attempts__gt=1).only("uid", "topic", "result"):
+        return {uid: at for uid, (status, at) in there.items() if status in ("done", "failed")}
+
+    def _sweep_ended(self, storage: Storage, ended: dict[UUID, datetime | None]) -> None:
+        """Remove all but the jobs' files: a run may have left some, though its end was refused."""
+        from myxo_jobs.services.rows import ServiceJob
+
+        for row in ServiceJob.objects.filter(uid__in=ended).only("uid", "topic", "result"):
             result = row.result if isinstance(row.result, dict) else {}
             kept = str(result.get("file", ""))
             folder = folder_of(self._kind, row.uid)
+            clean = True
             for token in folders_in(storage, folder):
-                if not kept.startswith(f"{folder}/{token}/"):
-                    self._remove(storage, f"{folder}/{token}")
+                place = f"{folder}/{token}"
+                if kept.startswith(f"{place}/"):
+                    clean &= self._remove_others(storage, place, kept)
+                else:
+                    clean &= self._remove(storage, place)
+            if clean:
+                self._clean[row.uid] = ended[row.uid]
 
-    def _remove(self, storage: Storage, folder: str) -> None:
-        if try_to_remove(storage, folder):
+    def _remove_others(self, storage: Storage, folder: str, kept: str) -> bool:
+        try:
+            for name in storage.listdir(folder)[1]:
+                if f"{folder}/{name}" != kept:
+                    storage.delete(f"{folder}/{name}")
+        except Exception:
+            logger.exception("files=%s cannot be removed, tried again later", folder)
+            return False
+        return True
+
+    def _remove(self, storage: Storage, folder: str) -> bool:
+        is_gone = try_to_remove(storage, folder)
+        if is_gone:
             logger.info("files=%s removed: no job has them", folder)
+        return is_gone
 
 
 def folders_in(storage: Storage, folder: str) -> list[str]:

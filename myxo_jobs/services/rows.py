@@ -48,8 +48,10 @@ class ServiceJob(Job):
     def from_db(cls, db: str | None, field_names: Any, values: Any, **kwargs: Any) -> ServiceJob:
         row = super().from_db(db, field_names, values, **kwargs)
         loaded = row.__dict__
-        if "payload" in loaded:
-            loaded["payload"] = _decoded_payload(loaded.get("topic", ""), loaded["payload"])
+        if "payload" in loaded and "topic" in loaded:
+            loaded["payload"] = _decoded_payload(loaded["topic"], loaded["payload"])
+        elif "payload" in loaded:
+            del loaded["payload"]  # read when it is asked for, with the topic
         if loaded.get("result") is not None:
             loaded["result"] = msgspec.json.decode(loaded["result"])
         return row
@@ -86,7 +88,10 @@ class ServiceJob(Job):
     def cancelled(self) -> bool:
         """Whether somebody cancelled the job."""
         if self._run is None:
-            return self.cancelled_at is not None or self.reason == "cancelled"
+            if self.status == "failed":
+                return bool(self.reason == "cancelled")
+            # What an earlier life has left on a job that waits again means nothing.
+            return self.status == "running" and self.cancelled_at is not None
         return self._run.cancelled
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:

@@ -114,14 +114,15 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         rows = ServiceJob.objects.using(run._alias)
         row = rows.defer("payload").get(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
-        if run.attempt > 1:
-            files.remove_older()
+        files.remove_older(is_first=run.attempt == 1)
         try:
             with speaking(job), _spoken_reasons():
-                return checked_result(files, service.process(job))
+                result = checked_result(files, service.process(job))
+            files.end(kept_file(result))
         except BaseException:  # whatever ends the attempt, its files go with it
-            files.remove()
+            files.end()
             raise
+        return result
 
     async def process_async(payload: Any, run: Run) -> Any:
         from myxo_jobs.services.rows import ServiceJob, speaking
@@ -129,16 +130,22 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         rows = ServiceJob.objects.using(run._alias)
         row = await rows.defer("payload").aget(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
-        if run.attempt > 1:
-            await sync_to_async(files.remove_older, thread_sensitive=False)()
+        await _apart(files.remove_older, is_first=run.attempt == 1)
         try:
             with speaking(job), _spoken_reasons():
-                return checked_result(files, await service.process(job))
+                result = checked_result(files, await service.process(job))
+            await _apart(files.end, kept_file(result))
         except BaseException:
-            await sync_to_async(files.remove, thread_sensitive=False)()
+            await _apart(files.end)
             raise
+        return result
 
     return process_async if inspect.iscoroutinefunction(service.process) else process
+
+
+async def _apart(function: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    """Call what may take long in a thread of its own."""
+    await sync_to_async(function, thread_sensitive=False)(*arguments, **named)
 
 
 def _running(
@@ -191,6 +198,11 @@ def checked_result(files: AttemptFiles, result: Any) -> Any:
         )
     told = dict(zip(FILE_NAMES, (name, files.storage, sizes[name]), strict=True))
     return {**result, **told}
+
+
+def kept_file(result: Any) -> str | None:
+    """Return the stored name of the job's file, None if there is none."""
+    return result.get("file") if isinstance(result, dict) else None
 
 
 def _only(names: list[str]) -> str:

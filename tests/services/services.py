@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -44,3 +46,21 @@ class DeadlyService(JobService):
 
     def cleanup(self, job: ServiceJob) -> None:
         ledger.write("cleanup", name=str(job.uid), job=job.pk)
+
+
+@register
+class Patient(JobService):
+    """Leaves a working file, and waits until the file that its payload names is there."""
+
+    kind = "patient"
+    backoff = 0.1
+
+    def process(self, job: ServiceJob) -> dict[str, Any]:
+        with job.file("working.bin") as f:
+            f.write(b"x")
+        ledger.write("begin", name="patient", job=job.pk, attempt=job.attempt)
+        while not Path(job.payload).exists():
+            time.sleep(0.05)
+        with job.file("good.txt", text=True) as good:
+            good.write("good")
+        return {"file": good.name}

@@ -305,6 +305,25 @@ def test_the_card_adds_up_what_there_is():
         service_stats("other")
 
 
+def test_the_space_held_is_that_of_the_files_whatever_a_service_tells_of_itself():
+    stored("done", result='{"bytes_out":5,"file":"x","storage":"s","file_bytes":7}', bytes_out=5)
+    stored("done", result='{"file":"y","storage":"s","file_bytes":1}', bytes_out=1)
+    stored("done", result='{"file_bytes":9}')
+    stored("done", result='{"file":null,"file_bytes":9}')
+    stored("done", result='{"file":"x","file_bytes":"nine"}')
+    stored("done", result='[{"file":"x","file_bytes":9}]')
+    stored("done", result='by SQL, "file_bytes":')
+
+    assert service_stats("export")["space_held"] == 8
+    assert service_stats("export")["bytes_out"] == 6
+
+
+@pytest.mark.parametrize("days", [-1, float("nan"), float("inf"), 1e12, 10**30, "7", True, None])
+def test_days_that_are_none_are_refused(days):
+    with pytest.raises((TypeError, ValueError), match="days takes"):
+        service_stats("export", days=days)
+
+
 def test_the_card_of_a_kind_without_jobs_is_empty():
     stats = service_stats("export")
 

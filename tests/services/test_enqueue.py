@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -15,6 +16,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext_lazy
 
 from myxo_jobs import Jobs, PayloadInvalid, PayloadTypeInvalid
 from myxo_jobs.models import Job
@@ -114,6 +116,7 @@ def test_an_owner_is_a_user_or_any_saved_instance():
         {"owner": User(pk=7, username="unsaved")},
         {"owner": "ada"},
         {"owner_kind": "auth.user"},
+        {"owner_kind": "auth.user", "owner_id": None},
         {"owner_id": "7"},
         {"owner_kind": "auth.user", "owner_id": "7\x00"},
         {"owner_kind": "auth.user", "owner_id": "x" * 256},
@@ -160,6 +163,29 @@ def test_an_owner_whose_id_looks_like_anothers_key_is_not_told_of_their_job():
 
     assert mine != theirs
     assert get_job(mine).owner_id == "1:2"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("k", "1:x", "y"), ("k", "1", "x:y")),
+        (("k:1", "x", "y"), ("k", "1:x", "y")),
+        (("k", "1\\", "x:y"), ("k", "1\\:x", "y")),
+        (("k\\", "1", "y"), ("k", "\\:1", "y")),
+    ],
+    ids=repr,
+)
+def test_an_owner_with_a_colon_has_keys_of_their_own(one, other):
+    first = [enqueue("export", {}, *one[:2], key=one[2]) for _ in range(2)]
+    second = [enqueue("export", {}, *other[:2], key=other[2]) for _ in range(2)]
+
+    assert first[0] == first[1] != second[0] == second[1]
+
+
+def test_a_key_is_stored_readably():
+    enqueue("export", {}, "auth.user", "7", key="all:2026")
+
+    assert Job.objects.get().key == "export:auth.user:7:all:2026"
 
 
 @pytest.mark.parametrize("status", ["done", "failed"])
@@ -254,6 +280,75 @@ def test_without_a_payload_type_what_json_has_comes_back_as_it_is(payload):
     assert get_job(enqueue("export", payload)).payload == payload
 
 
+class Inner(msgspec.Struct, frozen=True):
+    name: str
+    size: int = 0
+
+
+class Pair(msgspec.Struct, frozen=True, array_like=True):
+    left: Inner
+    right: int = 0
+
+
+@dataclass(frozen=True)
+class Plain:
+    inner: Inner
+
+
+class Outer(msgspec.Struct, frozen=True, rename="camel"):
+    in_a_list: list[Inner] = []
+    in_a_dict: dict[str, Inner] = {}
+    alone: Inner | None = None
+    pair: Pair | None = None
+    plain: Plain | None = None
+
+
+NESTED = [
+    ({"inAList": [{"name": "a"}, {"name": "b", "sise": 1}]}, r"\$\.inAList\[1\].*'sise'"),
+    ({"inADict": {"x": {"name": "a", "sise": 1}}}, r"\$\.inADict\.x.*'sise'"),
+    ({"alone": {"name": "a", "sise": 1}}, r"\$\.alone.*'sise'"),
+    ({"pair": [{"name": "a", "sise": 1}]}, r"\$\.pair\[0\].*'sise'"),
+    ({"pair": [{"name": "a"}, 1, 2]}, r"\$\.pair: .* field 2"),
+    ({"plain": {"inner": {"name": "a"}, "sise": 1}}, r"\$\.plain: .*'sise'"),
+    ({"plain": {"inner": {"name": "a", "sise": 1}}}, r"\$\.plain\.inner.*'sise'"),
+]
+
+
+@pytest.mark.parametrize(("payload", "named"), NESTED, ids=[named for _, named in NESTED])
+def test_a_field_that_a_nested_struct_does_not_have_is_refused_naming_its_place(payload, named):
+    class Nested(JobService):
+        kind = "nested"
+        payload_type = Outer
+
+        def process(self, job: Any) -> None: ...
+
+    register(Nested)
+    with pytest.raises(PayloadInvalid, match=named):
+        enqueue("nested", payload)
+    assert not Job.objects.exists()
+    fits = {
+        "inAList": [{"name": "a", "size": 1}, Inner("b")],
+        "inADict": {"x": {"name": "a"}},
+        "alone": {"name": "a"},
+        "pair": [{"name": "a"}, 1],
+        "plain": {"inner": {"name": "a"}},
+    }
+    a = Inner("a")
+    assert get_job(enqueue("nested", fits)).payload == Outer(
+        [Inner("a", 1), Inner("b")], {"x": a}, a, Pair(a, 1), Plain(a)
+    )
+
+
+def test_a_payload_is_its_struct_however_it_is_read():
+    uid = enqueue("ordered", {"note_id": 3})
+    rows = type(get_job(uid)).objects
+    again = get_job(uid)
+    again.refresh_from_db(fields=["payload"])
+
+    found = [list_jobs()[0], again, rows.only("payload").get(), rows.defer("topic").get()]
+    assert [row.payload for row in found] == [Order(3)] * 4
+
+
 def test_a_payload_that_is_read_late_is_decoded_as_well():
     enqueue("ordered", Order(3, ["a"]))
 
@@ -344,6 +439,20 @@ def test_the_name_for_the_download_is_cleaned_at_enqueue(given, stored):
 
     assert row.preferred_name == stored
     assert len((row.preferred_name or "").encode()) <= 255
+
+
+def test_a_lazy_name_for_the_download_is_in_the_language_of_the_job():
+    lazy = gettext_lazy("Yes")
+    with translation.override("fr"):
+        uids = [enqueue("export", {}, "", "", lazy, language=one) for one in (None, "de")]
+
+    assert [get_job(uid).preferred_name for uid in uids] == ["Oui", "Ja"]
+
+
+@pytest.mark.parametrize("owner", [("a",), (), ("a", "b", "c"), (None, 1), "ada"], ids=repr)
+def test_what_is_no_owner_of_a_list_is_a_value_error_naming_the_argument(owner):
+    with pytest.raises(ValueError, match="owner takes a user"):
+        list_jobs(owner=owner)
 
 
 def test_a_job_that_was_put_plainly_gets_its_uid_with_its_first_claim(worker):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
@@ -20,7 +21,17 @@ from django.core.files.storage import FileSystemStorage, storages
 
 from myxo_jobs import GiveUp, Jobs, queue
 from myxo_jobs.models import Job
-from myxo_jobs.services import JobService, delete_job, enqueue, get_job, register
+from myxo_jobs.services import (
+    JobService,
+    cancel_job,
+    delete_job,
+    enqueue,
+    get_job,
+    register,
+    service_stats,
+)
+from myxo_jobs.services.document import file_of
+from myxo_jobs.services.files import AttemptFiles
 from myxo_jobs.services.rows import ServiceJob
 from myxo_jobs.testing import run_jobs
 from myxo_jobs.worker import worker as worker_module
@@ -100,6 +111,27 @@ def test_a_file_is_seekable_and_of_bytes_unless_of_text(worker, ended, private):
     assert job.bytes_out == (private / job.result["file"]).stat().st_size
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_what_closes_the_file_leaves_it_to_its_block(worker, ended, private, text):
+    def process(self: JobService, job: ServiceJob) -> None:
+        with job.file("notes.txt", text=text) as f:
+            if text:
+                f.write("é")
+                f.close()
+            else:
+                with io.TextIOWrapper(f, encoding="utf-8") as wrapped:
+                    wrapped.write("é")
+            f.close()
+        f.close()
+
+    service(process)
+    worker(topics=["export"])
+    job = ended(enqueue("export", {}))
+
+    assert (job.status, job.attempts, job.error) == ("done", 1, "")
+    assert (private / job.result["file"]).read_text() == "é"
+
+
 def test_of_several_files_the_result_names_the_jobs(worker, ended, private):
     def process(self: JobService, job: ServiceJob) -> Any:
         with job.file("a.txt") as a, job.file("b.txt") as b:
@@ -128,6 +160,23 @@ def test_what_is_no_name_of_a_file_is_refused(ended, private, name):
 
     assert ended(uid).error.startswith("ValueError: file takes the plain name")
     assert list(private.iterdir()) == []
+
+
+def test_of_a_job_that_is_done_only_its_own_file_stays(worker, ended, files):
+    def process(self: JobService, job: ServiceJob) -> Any:
+        with job.file("working.bin") as working:
+            working.write(b"x" * 1_000_000)
+        with job.file("good.txt", text=True) as good:
+            good.write("good")
+        return {"file": good.name if job.payload else None}
+
+    service(process)
+    worker(topics=["export"])
+    job = ended(enqueue("export", True))
+
+    assert files() == [job.result["file"]]
+    assert ended(enqueue("export", False)).status == "done"
+    assert files() == [job.result["file"]]
 
 
 def test_a_name_is_used_once_in_an_attempt(worker, ended, files):
@@ -283,13 +332,94 @@ def test_a_killed_worker_leaves_no_working_file(runjobs, ledger, tmp_path, files
     assert ledger.count("begin", name="a") == min(kills + 1, 3)
     if kills == 1:
         assert job.status == "done"
-        good = job.result["file"]
-        assert files() == sorted([good, good.replace("good.txt", "working.bin")])
+        assert files() == [job.result["file"]]
+        assert files()[0].endswith("/good.txt")
     else:
         assert (job.status, job.reason) == ("failed", "lost")
         assert ledger.count("cleanup", name=uid) >= 1
         assert files() == []
     assert list(tmp_path.glob("*.bin")) == []
+
+
+def test_a_run_that_a_drain_did_not_wait_for_leaves_no_working_file(
+    runjobs, ledger, tmp_path, files, private
+):
+    settings = {
+        "STORAGES": {
+            **global_settings.STORAGES,
+            "myxo_jobs": {
+                "BACKEND": "django.core.files.storage.FileSystemStorage",
+                "OPTIONS": {"location": str(private)},
+            },
+        },
+    }
+    worker = runjobs("--topics", "patient", "--grace", "1", settings=settings)
+    uid = enqueue("patient", str(tmp_path / "go"))
+    wait_until(lambda: ledger.count("begin") == 1 and files(), because="it has begun", within=30)
+    worker.send(signal.SIGTERM)
+    worker.wait()
+    (tmp_path / "go").touch()
+    worker = runjobs("--topics", "patient", settings=settings)
+    job = wait_until(
+        lambda: get_job(uid) if get_job(uid).status == "done" else None,
+        because="it runs once more",
+        within=60,
+    )
+    worker.send(signal.SIGTERM)
+    worker.wait()
+
+    assert (job.attempts, ledger.count("begin")) == (1, 2)
+    assert files() == [job.result["file"]]
+
+
+class Slow(FileSystemStorage):
+    """Is told to save, and does it when the test lets it."""
+
+    begun: ClassVar[threading.Event]
+    go_on: ClassVar[threading.Event]
+
+    def _save(self, name: str, content: Any) -> str:
+        type(self).begun.set()
+        assert type(self).go_on.wait(60)
+        return super()._save(name, content)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "timeout"])
+def test_a_file_whose_async_run_ends_while_it_is_stored_does_not_stay(
+    worker, ended, settings, private, files, end
+):
+    settings.STORAGES = {
+        **settings.STORAGES,
+        "myxo_jobs": {"BACKEND": f"{__name__}.Slow", "OPTIONS": {"location": str(private)}},
+    }
+    Slow.begun, Slow.go_on, left = threading.Event(), threading.Event(), threading.Event()
+
+    async def process(self: JobService, job: ServiceJob) -> None:
+        async with job.file("notes.bin") as f:
+            f.write(b"x")
+
+    original = AttemptFiles.store
+
+    def store(self: AttemptFiles, *arguments: Any) -> str:
+        try:
+            return original(self, *arguments)
+        finally:
+            left.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AttemptFiles, "store", store)
+        timeout = 5 if end == "timeout" else None
+        service(process, attempts=1, job_timeout_seconds=timeout)
+        worker(topics=["export"])
+        uid = enqueue("export", {})
+        assert Slow.begun.wait(30)
+        if end == "cancelled":
+            cancel_job(uid)
+        assert ended(uid).reason == end
+        Slow.go_on.set()
+        assert left.wait(30)
+
+    assert files() == []
 
 
 def test_a_worker_that_comes_too_late_records_neither_result_nor_progress_nor_file(
@@ -505,6 +635,23 @@ def test_what_a_lost_attempt_left_beside_the_jobs_file_is_removed(private):
     assert not late.parent.exists()
 
 
+def test_what_a_run_left_that_was_given_back_is_removed(private):
+    service(write)
+    row, path = done_with_file(private, -60, uid=old_uid(1), attempts=1)
+    beside = path.with_name("working.bin")
+    given_back = path.parent.parent / "another_token/working.bin"
+    given_back.parent.mkdir()
+    for left in (beside, given_back):
+        left.write_text("x")
+    one = sweeper()
+    one.sweep()
+
+    assert row
+    assert path.exists()
+    assert not beside.exists()
+    assert not given_back.parent.exists()
+
+
 def test_a_worker_tidies_and_the_one_of_a_test_does_not(private):
     from myxo_jobs import testing
 
@@ -540,6 +687,33 @@ def test_a_discarded_job_takes_its_files_along(private):
 
     assert jobs.discard(row.pk)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "told", [{"storage": "big disk"}, {"storage": ["a"]}, {"file": None, "storage": "x"}], ids=repr
+)
+def test_a_result_that_tells_of_a_storage_of_its_own_goes_with_its_job(ended, told):
+    service(lambda self, job: {**told, "file_bytes": 3, "item_count": 2})
+    uid = enqueue("export", {})
+    run_jobs()
+
+    assert (ended(uid).item_count, ended(uid).bytes_out) == (2, None)
+    assert service_stats("export")["space_held"] == 0
+    assert delete_job(uid)
+    assert get_job(uid) is None
+
+
+def test_a_renamed_kind_keeps_the_files_of_its_jobs_and_removes_them_with_their_rows(files):
+    service(write)
+    service(write, kind="report")
+    uid = enqueue("export", {})
+    run_jobs()
+    name = get_job(uid).result["file"]
+    Job.objects.filter(topic="export").update(topic="report")
+
+    assert file_of(get_job(uid)).stored_name == name
+    assert delete_job(uid)
+    assert files() == []
 
 
 def test_run_jobs_writes_files_too(private, files):

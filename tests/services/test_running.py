@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 from django.db import DatabaseError, connection, transaction
-from django.test import modify_settings
 from django.utils import timezone, translation
 from django.utils.translation import gettext, gettext_lazy
 
@@ -32,7 +34,7 @@ from myxo_jobs.services.dials import dials
 from myxo_jobs.services.rows import ServiceJob
 from myxo_jobs.testing import run_jobs
 from tests.app.models import Note
-from tests.rig import ago, wait_until
+from tests.rig import ROOT, ago, process_environment, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -79,6 +81,16 @@ def test_process_gets_the_job_and_what_it_returns_is_the_result(worker, ended, i
     assert seen == [(uid, {"a": 1}, "running", "7", 1), (3, False, False)]
 
 
+@pytest.mark.parametrize("arguments", [("x",), (None,), (1, "2"), ([],)], ids=repr)
+def test_a_progress_that_is_no_number_is_a_type_error_that_shows_it(ended, arguments):
+    service(lambda self, job: job.progress(*arguments), attempts=1)
+    uid = enqueue("export", {})
+    run_jobs(raise_errors=False)
+
+    assert ended(uid).error.startswith("TypeError: progress takes numbers, not ")
+    assert repr(arguments[-1]) in ended(uid).error
+
+
 def test_a_payload_type_is_what_process_gets(worker, ended):
     class Order(msgspec.Struct):
         note_id: int
@@ -103,6 +115,11 @@ def test_whatever_json_has_can_be_the_result(ended, returned, result):
     assert (job.status, job.result, job.item_count) == ("done", result, None)
 
 
+@dataclass(frozen=True)
+class Measured:
+    size: float
+
+
 @pytest.mark.parametrize(
     ("returned", "named"),
     [
@@ -112,6 +129,10 @@ def test_whatever_json_has_can_be_the_result(ended, returned, result):
         ({"file": "notes.csv"}, "file"),
         ({"file": []}, "file"),
         ({"a": object()}, r"$['a']"),
+        ({"a": [None, {"b": float("nan")}]}, r"$['a'][1]['b']: JSON has no nan"),
+        (float("-inf"), r"at $: JSON has no -inf"),
+        ({"a": {float("inf")}}, r"$['a'][0]: JSON has no inf"),
+        ({"a": Measured(float("nan"))}, r"$['a'].size: JSON has no nan"),
     ],
     ids=repr,
 )
@@ -340,6 +361,19 @@ def test_a_failed_job_gives_up_its_key_and_expires(worker, ended):
     assert enqueue("export", {}, key="all") != first
 
 
+def test_a_cancelled_job_that_is_retried_is_cancelled_no_more(ended):
+    seen: list[bool] = []
+    service(lambda self, job: seen.append(job.cancelled))
+    uid = enqueue("export", {})
+    assert cancel_job(uid) == "failed"
+    assert get_job(uid).cancelled
+    assert jobs.retry(get_job(uid).pk)
+
+    assert not get_job(uid).cancelled
+    run_jobs()
+    assert (ended(uid).status, ended(uid).cancelled, seen) == ("done", False, [False])
+
+
 def test_a_retry_by_an_operator_starts_a_new_life(worker, ended):
     def process(self: JobService, job: ServiceJob) -> dict[str, int]:
         if not mended:
@@ -440,22 +474,43 @@ def test_a_worker_of_another_database_runs_its_services_and_tells_of_their_ends(
     assert len(files()) == (0 if fails else 1)
 
 
+ADDRESS = """
+import django
+django.setup()
+from django.contrib.sites import models as sites
+from myxo_jobs.services.rows import ServiceJob
+sites.SITE_CACHE[1] = sites.Site(pk=1, domain="example.org")
+print(ServiceJob(uid="019a0000-0000-7000-8000-000000000001").url)
+"""
+
+
 def test_the_address_of_a_job_begins_with_the_site_where_that_is_known(settings):
     settings.ROOT_URLCONF = "tests.services.addresses"
     service(lambda self, job: None)
     uid = enqueue("export", {})
     assert get_job(uid).url == f"/jobs/{uid}/"
-    with modify_settings(INSTALLED_APPS={"append": "django.contrib.sites"}):
-        from django.contrib.sites import models as sites
-
-        settings.SITE_ID = 1
-        sites.SITE_CACHE[1] = sites.Site(pk=1, domain="example.org")
-        try:
-            assert get_job(uid).url == f"https://example.org/jobs/{uid}/"
-        finally:
-            sites.SITE_CACHE.clear()
     settings.MYXO_JOBS = {"base_url": "https://notes.example/"}
     assert get_job(uid).url == f"https://notes.example/jobs/{uid}/"
+
+
+def test_the_address_of_a_job_begins_with_the_site_of_the_sites_framework(settings):
+    # In a process of its own: the framework registers itself with the admin and with signals.
+    with_sites = {
+        "INSTALLED_APPS": [*settings.INSTALLED_APPS, "django.contrib.sites"],
+        "ROOT_URLCONF": "tests.services.addresses",
+        "SITE_ID": 1,
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", ADDRESS],
+        env=process_environment(settings=with_sites),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    address = "https://example.org/jobs/019a0000-0000-7000-8000-000000000001/\n"
+    assert (run.stdout, run.stderr) == (address, "")
 
 
 def test_a_job_that_is_cancelled_while_it_waits_is_told_of_too():
@@ -634,6 +689,19 @@ def test_the_admin_comes_before_the_setting_and_the_setting_before_the_class(set
     assert stands() == {"export": Dials(0, 0, 0.5), "import": Dials(604_800, 3, None)}
     ServiceSettings.objects.update(retention_seconds=None)
     assert stands()["export"] == Dials(200, 0, 0.5)
+
+
+def test_run_jobs_leaves_a_paused_kind_alone():
+    ran: list[str] = []
+    service(lambda self, job: ran.append("paused"), max_concurrent=0, priority=9)
+    service(lambda self, job: ran.append("other"), kind="other")
+    uids = [enqueue("export", {}), enqueue("other", {})]
+
+    assert run_jobs() == 1
+    assert [get_job(uid).status for uid in uids] == ["pending", "done"]
+    ServiceSettings.objects.create(kind="export", max_concurrent=1)
+    assert run_jobs() == 1
+    assert ran == ["other", "paused"]
 
 
 def test_a_dial_that_a_person_turns_takes_effect_without_a_restart(worker):

@@ -189,12 +189,15 @@ def test_a_job_cancelled_while_it_waits_and_run_jobs_follow_the_dials():
     @job(Task, topic="t.Keep", keep=60)
     def handle(request: Task) -> None: ...
 
-    dialled(Panel(keep=600.0, limit=0))
+    panel = Panel(keep=600.0, limit=0)
+    dialled(panel)
     handler = msgspec.structs.replace(handler_of("t.Keep"), failed_expires=True)
     registry._by_topic["t.Keep"] = registry._by_request[Task] = handler
     cancelled = make_job("t.Keep")
     assert jobs.cancel(cancelled.pk)
     put = jobs.put(Task())
+    assert run_jobs() == 0  # it is paused
+    panel.turn(limit=1)
     assert run_jobs() == 1
 
     for row in (jobs.get(cancelled.pk), jobs.get(put)):
