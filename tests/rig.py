@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from django.apps import apps
 from django.conf import settings as django_settings
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from myxo_jobs import queue
@@ -116,8 +116,9 @@ def make_job(
     are reached through `Jobs` and `claim_one`.
     """
     defaults = {"topic": topic, "payload": '{"name":"made"}', **STATES[status]()}
-    job = Job.objects.using(using).create(**defaults | columns)
-    job.refresh_from_db(using=using)
+    with transaction.atomic(using=using):  # a worker of the test may be quick to remove it
+        job = Job.objects.using(using).create(**defaults | columns)
+        job.refresh_from_db(using=using)
     return job
 
 
