@@ -52,6 +52,8 @@ ID_RANGE = range(1, 2**63)  # SQLite's driver refuses larger numbers
 # looking for longer than that before it sleeps.
 WAKE_WINDOW_SECONDS = 0.05
 PROGRESS_NOTE_CHARACTERS = 255
+# For so long nobody else cleans up the same job, nor tries again what has failed.
+HOLD_SECONDS = 300.0
 
 
 # How a run ended whose worker could not tell: with its process, or by its timeout.
@@ -1006,33 +1008,48 @@ def remove_expired(connection: BaseDatabaseWrapper, job_ids: Sequence[int]) -> s
         return {row[0] for row in cursor.fetchall()}
 
 
-def hold_expired(
+def clean_up_and_remove(
     connection: BaseDatabaseWrapper,
     job_id: int,
+    handler: Handler | None,
     token: str,
-    seconds: float,
     *,
     at_once: bool = False,
 ) -> bool:
-    """Keep others from cleaning up an expired job for so long; tell whether it is ours.
+    """Clean up an expired job and delete it; tell whether it is gone.
 
-    `at_once`: also one whose cleanup failed a short while ago.
+    Not while somebody else cleans it up, or when its time was made longer. `at_once`: also
+    one whose cleanup failed a short while ago.
     """
-    lease_until = database_of(connection).after("%s").replace("%Y-%m-%d %H:%M:%f", _DOUBLED)
+    if not _hold_expired(connection, job_id, token, at_once=at_once):
+        return False
+    row = Job.objects.using(connection.alias).filter(pk=job_id).first()
+    if row is None:
+        return True
+    if handler is None or clean_up(handler, row):
+        return _remove_held(connection, job_id, token)
+    _let_go(connection, job_id, token)
+    return False
+
+
+def _hold_expired(
+    connection: BaseDatabaseWrapper, job_id: int, token: str, *, at_once: bool
+) -> bool:
+    """Keep others from cleaning up an expired job for a while; tell whether it is ours."""
+    paused = "''" if at_once else "NULL"
+    statement = _sql(connection, _HOLD, lease_until=_after_given(connection), paused=paused)
     with connection.cursor() as cursor:
-        paused = "''" if at_once else "NULL"
-        statement = _sql(connection, _HOLD, lease_until=lease_until, paused=paused)
-        cursor.execute(statement, [token, seconds, job_id])
+        cursor.execute(statement, [token, HOLD_SECONDS, job_id])
         return bool(cursor.rowcount)
 
 
-def let_go(connection: BaseDatabaseWrapper, job_id: int, token: str) -> None:
+def _let_go(connection: BaseDatabaseWrapper, job_id: int, token: str) -> None:
     """Hold an expired job no longer, whose cleanup failed; the sweep waits until it would end."""
     rows = Job.objects.using(connection.alias)
     rows.filter(pk=job_id, worker=token, due__isnull=True).update(worker="")
 
 
-def remove_held(connection: BaseDatabaseWrapper, job_id: int, token: str) -> bool:
+def _remove_held(connection: BaseDatabaseWrapper, job_id: int, token: str) -> bool:
     """Delete an expired job that is held; tell whether it was still both."""
     with connection.cursor() as cursor:
         cursor.execute(_sql(connection, _REMOVE_HELD), [job_id, token])
@@ -1053,8 +1070,8 @@ def touch(
     somebody else has locked the row or the database, instead of waiting for them.
     """
     database = database_of(connection)
-    later = database.larger_of("expires_at", database.after("%s"))
-    assignments = _sql(connection, _TOUCHED, later=later.replace("%Y-%m-%d %H:%M:%f", _DOUBLED))
+    later = database.larger_of("expires_at", _after_given(connection))
+    assignments = _sql(connection, _TOUCHED, later=later)
     is_there = _sql(connection, _IS_THERE)
     if at_once:
         return database.update_at_once(connection, job_id, assignments, [seconds], is_there)
@@ -1090,7 +1107,7 @@ def ahead_of(alias: str, job: Job, most: int) -> int:
 _END_LIFE = "UPDATE myxo_jobs SET expires_at = {now} WHERE id = %s AND (failed OR due IS NULL)"
 
 
-def remove_ended(alias: str, job_id: int, hold_seconds: float) -> bool:
+def remove_ended(alias: str, job_id: int) -> bool:
     """End the life of a job that has ended: clean it up, and delete it; tell whether it is gone.
 
     One whose cleanup fails is gone for its owner, and tried again by the sweep. In an open
@@ -1101,10 +1118,10 @@ def remove_ended(alias: str, job_id: int, hold_seconds: float) -> bool:
         cursor.execute(_sql(connection, _END_LIFE), [job_id])
         has_ended = bool(cursor.rowcount)
     if has_ended and _in_block(connection):
-        remove = partial(_remove_ended, connection, job_id, hold_seconds)
+        remove = partial(_remove_ended, connection, job_id)
         transaction.on_commit(remove, using=alias, robust=True)
         return True
-    return _remove_ended(connection, job_id, hold_seconds)
+    return _remove_ended(connection, job_id)
 
 
 def _in_block(connection: BaseDatabaseWrapper) -> bool:
@@ -1112,22 +1129,16 @@ def _in_block(connection: BaseDatabaseWrapper) -> bool:
     return not all(is_of_testcase(block) for block in connection.atomic_blocks)
 
 
-def _remove_ended(connection: BaseDatabaseWrapper, job_id: int, hold_seconds: float) -> bool:
-    alias = connection.alias
-    row = Job.objects.using(alias).filter(pk=job_id).first()
-    if row is None or remove_expired_failed(connection, job_id):
+def _remove_ended(connection: BaseDatabaseWrapper, job_id: int) -> bool:
+    rows = Job.objects.using(connection.alias).filter(pk=job_id)
+    topic = rows.values_list("topic", flat=True).first()
+    if topic is None or _remove_clean(connection, job_id):
         return True
-    token = Tokens().next()
-    handler = registry.of_topic(row.topic)
-    if not hold_expired(connection, job_id, token, hold_seconds, at_once=True):
-        return False
-    if handler is not None and not clean_up(handler, row):
-        let_go(connection, job_id, token)
-        return False
-    return remove_held(connection, job_id, token)
+    handler = registry.of_topic(topic)
+    return clean_up_and_remove(connection, job_id, handler, Tokens().next(), at_once=True)
 
 
-def remove_expired_failed(connection: BaseDatabaseWrapper, job_id: int) -> bool:
+def _remove_clean(connection: BaseDatabaseWrapper, job_id: int) -> bool:
     """Delete a failed job that has expired, if it was cleaned up when it failed."""
     with connection.cursor() as cursor:
         cursor.execute(_sql(connection, _REMOVE_CLEAN), [job_id])
@@ -1139,7 +1150,10 @@ DELETE FROM myxo_jobs WHERE id = %s AND failed AND lease_until IS NULL AND expir
 """
 
 
-_DOUBLED = "%%Y-%%m-%%d %%H:%%M:%%f"  # for Django's cursor, to which a per cent sign means more
+def _after_given(connection: BaseDatabaseWrapper) -> str:
+    """Return the SQL, for Django's cursor, of the moment that is a given value of seconds ahead."""
+    parts = database_of(connection).after("%s").split("%s")
+    return "%s".join(part.replace("%", "%%") for part in parts)
 
 
 def _sql(connection: BaseDatabaseWrapper, statement: str, **parts: str) -> str:

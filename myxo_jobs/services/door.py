@@ -38,8 +38,6 @@ ZONE_CHARACTERS = 64
 STATUSES = ("pending", "running", "done", "failed")
 MOST_DAYS = 36_500
 RESULTS_AT_ONCE = 200
-# For so long nobody else cleans up a job that is being deleted.
-HOLD_SECONDS = 300.0
 
 
 # -- put ---------------------------------------------------------------------------
@@ -320,7 +318,7 @@ def delete_job(uid: object) -> bool:
     alias = queue.alias()
     if _status_of(job_id) in ("pending", "running"):
         queue.cancel(alias, job_id)
-    return queue.remove_ended(alias, job_id, HOLD_SECONDS)
+    return queue.remove_ended(alias, job_id)
 
 
 def _id_of(uid: object) -> int | None:

@@ -13,7 +13,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
@@ -99,15 +99,15 @@ class AttemptFiles:
             self._remove(names)
 
     def _remove(self, names: Iterable[str]) -> None:
-        try:
+        def remove() -> None:
             storage = storages[self.storage]
             if self._kept is None:
                 remove_folder(storage, self.folder, names)
                 return
             for name in names:
                 storage.delete(name)
-        except Exception:
-            logger.exception("files=%s cannot be removed, tried again later", self.folder)
+
+        try_to_remove(self.folder, remove)
 
     def remove_older(self, *, is_first: bool) -> None:
         """Remove what earlier runs left: their workers have died, or could not wait for them.
@@ -116,15 +116,16 @@ class AttemptFiles:
         is not asked at each start: the sweep does it.
         """
         folder, _, own = self.folder.rpartition("/")
-        try:
+
+        def remove() -> None:
             storage = storages[self.storage]
             if is_first and not is_local(storage):
                 return
             for token in folders_in(storage, folder):
                 if token != own:
                     remove_folder(storage, f"{folder}/{token}")
-        except Exception:
-            logger.exception("files=%s cannot be removed, tried again later", folder)
+
+        try_to_remove(folder, remove)
 
 
 class JobFile:
@@ -222,10 +223,13 @@ def remove_folder(storage: Storage, folder: str, names: Iterable[str] = ()) -> N
             storage.delete(folder)
 
 
-def try_to_remove(storage: Storage, folder: str, names: Iterable[str] = ()) -> bool:
-    """Remove a folder of ours; what cannot be removed is logged, and left to the sweep."""
+def try_to_remove(folder: str, remove: Callable[[], None]) -> bool:
+    """Call what removes files of a folder; tell whether it could.
+
+    What it raises is logged, and what it has not removed left to the sweep.
+    """
     try:
-        remove_folder(storage, folder, names)
+        remove()
     except Exception:
         logger.exception("files=%s cannot be removed, tried again later", folder)
         return False
@@ -329,17 +333,15 @@ class Strays:
                 self._clean[row.uid] = ended[row.uid]
 
     def _remove_others(self, storage: Storage, folder: str, kept: str) -> bool:
-        try:
+        def remove() -> None:
             for name in storage.listdir(folder)[1]:
                 if f"{folder}/{name}" != kept:
                     storage.delete(f"{folder}/{name}")
-        except Exception:
-            logger.exception("files=%s cannot be removed, tried again later", folder)
-            return False
-        return True
+
+        return try_to_remove(folder, remove)
 
     def _remove(self, storage: Storage, folder: str) -> bool:
-        is_gone = try_to_remove(storage, folder)
+        is_gone = try_to_remove(folder, lambda: remove_folder(storage, folder))
         if is_gone:
             logger.info("files=%s removed: no job has them", folder)
         return is_gone

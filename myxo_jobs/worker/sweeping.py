@@ -17,8 +17,6 @@ logger = logging.getLogger("myxo_jobs")
 
 SWEEP_SECONDS = 10.0
 LARGEST_SLICE = 1_000
-# For so long nobody else cleans up the same job, nor tries again what has failed.
-HOLD_SECONDS = 300.0
 
 
 class Sweeper:
@@ -103,18 +101,6 @@ class Sweeper:
             for job_id in uncleaned:
                 if self._stop.is_set():
                     return
-                self._clean_up_and_remove(handler, job_id)
+                queue.clean_up_and_remove(connection, job_id, handler, self._token())
             if len(job_ids) < LARGEST_SLICE:
                 return
-
-    def _clean_up_and_remove(self, handler: Handler, job_id: int) -> None:
-        connection, token = connections[self._alias], self._token()
-        if not queue.hold_expired(connection, job_id, token, HOLD_SECONDS):
-            return  # somebody else does it, or its time was made longer
-        row = Job.objects.using(self._alias).filter(pk=job_id).first()
-        if row is None:
-            return
-        if queue.clean_up(handler, row):
-            queue.remove_held(connections[self._alias], job_id, token)
-        else:
-            queue.let_go(connections[self._alias], job_id, token)
