@@ -122,6 +122,14 @@ def make_job(
     return job
 
 
+def ended(job_id: int | None) -> Job:
+    """Wait until a job has ended, done or failed, and return its row."""
+    return wait_until(
+        lambda: Job.objects.filter(pk=job_id, status__in=["done", "failed"]).first(),
+        because="it has ended, and stays",
+    )
+
+
 class Anything(msgspec.Struct):
     """The request of topics that have no handler."""
 

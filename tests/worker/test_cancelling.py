@@ -18,7 +18,7 @@ from myxo_jobs import Cancelled, Jobs, Retry, Run, Snooze, job, queue
 from myxo_jobs.handlers import registry
 from myxo_jobs.models import Job
 from myxo_jobs.testing import run_jobs
-from tests.rig import handler_of, make_job, wait_until, wind_back
+from tests.rig import ended, handler_of, make_job, wait_until, wind_back
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,13 +27,6 @@ jobs = Jobs()
 
 class Task(msgspec.Struct, frozen=True):
     name: str
-
-
-def ended(job_id: int | None) -> Job:
-    return wait_until(
-        lambda: Job.objects.filter(pk=job_id, status__in=["done", "failed"]).first(),
-        because="it has ended, and stays",
-    )
 
 
 def outcome(row: Job) -> tuple[str, str | None, object]:

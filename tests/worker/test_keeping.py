@@ -19,7 +19,7 @@ from myxo_jobs.models import Job
 from myxo_jobs.testing import run_jobs
 from myxo_jobs.worker.running import Outcome
 from myxo_jobs.worker.settling import STORES
-from tests.rig import handler_of, wait_until
+from tests.rig import ended, handler_of, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,14 +33,6 @@ class Task(msgspec.Struct, frozen=True):
 class Point(msgspec.Struct):
     x: Any
     y: float = 0.0
-
-
-def ended(job_id: int | None) -> Job:
-    """Wait until a job has ended, done or failed, and return its row."""
-    return wait_until(
-        lambda: Job.objects.filter(pk=job_id, status__in=["done", "failed"]).first(),
-        because="it has ended, and stays",
-    )
 
 
 def test_a_done_job_stays_with_its_result_until_it_expires(worker):

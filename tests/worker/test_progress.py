@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from myxo_jobs import Jobs, Run, job, queue
 from myxo_jobs.models import Job
 from tests.app.models import Note
-from tests.rig import wait_until
+from tests.rig import ended, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,13 +23,6 @@ jobs = Jobs()
 
 class Task(msgspec.Struct, frozen=True):
     name: str
-
-
-def ended(job_id: int | None) -> Job:
-    return wait_until(
-        lambda: Job.objects.filter(pk=job_id, status__in=["done", "failed"]).first(),
-        because="it has ended, and stays",
-    )
 
 
 def progress_of(job_id: int | None) -> tuple[float | None, float | None, str | None]:
