@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import msgspec
 import psycopg
-from django.db import OperationalError, transaction
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
@@ -204,14 +204,7 @@ GROUP BY level.topic
 HELD = """id = ANY (string_to_array(%(ids)s, ',')::bigint[])
     AND id::text || ' ' || worker = ANY (string_to_array(%(held)s, ','))"""
 
-# Locking rows before they are deleted would cost as much again. So a row that somebody has
-# locked is waited for, for an instant, and only then are the free ones told from the others.
-IN_AN_INSTANT = "(SELECT set_config('lock_timeout', '1ms', true)) <> ''"
 DELETE_HELD = f"""
-DELETE FROM myxo_jobs
-WHERE {HELD} AND again IS NULL AND {UNFLUSHED} AND {IN_AN_INSTANT} RETURNING id
-"""
-DELETE_FREE = f"""
 WITH held AS MATERIALIZED (
     SELECT id FROM myxo_jobs
     WHERE {HELD} AND again IS NULL AND {UNFLUSHED} FOR UPDATE SKIP LOCKED
@@ -564,13 +557,7 @@ class PostgreSQL(Database):
     def delete_held(
         self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
-        values = listed(held)
-        try:
-            return self._changed(connection, DELETE_HELD, values)
-        except OperationalError as error:
-            if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
-                raise
-            return self._changed(connection, DELETE_FREE, values)
+        return self._changed(connection, DELETE_HELD, listed(held))
 
     def update_held(
         self,

@@ -232,6 +232,6 @@ def test_the_end_of_a_batch_compares_no_job_with_each_other_in_a_table_never_ana
 
     plan = "\n".join(line for (line,) in query(f"EXPLAIN {DELETE_HELD}", values))
 
-    assert "Delete on myxo_jobs" in plan
+    assert "Index Scan" in plan
     assert "Join" not in plan
     assert "Nested Loop" not in plan
