@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from asgiref.sync import sync_to_async
+from django.core.files.storage import storages
 
 from myxo_jobs.errors import GiveUp, ResultInvalid
 from myxo_jobs.handlers import Handler, Run
 from myxo_jobs.payloads import Codec, storable
 from myxo_jobs.services.dials import dials
-from myxo_jobs.services.files import AttemptFiles, Strays, remove_files_of
+from myxo_jobs.services.files import (
+    STORED_NAME,
+    AttemptFiles,
+    Strays,
+    remove_files_of,
+    remove_folder,
+    try_to_remove,
+)
 from myxo_jobs.services.service import FILE_NAMES, FINISHED, FINISHED_ATTEMPTS, JobService
 
 if TYPE_CHECKING:
@@ -70,6 +78,7 @@ def handlers_of(service: JobService, codec: Codec) -> list[Handler]:
         cancellable=service.cancellable,
         brings=service.kind + FINISHED if service.tells else "",
         tidy=_tidy_of(service),
+        undo=remove_late,
     )
     if not service.tells:
         return [main]
@@ -197,7 +206,8 @@ def checked_result(files: AttemptFiles, result: Any) -> Any:
             f"result['file'] takes the name of a file of this attempt, not {name!r}"
         )
     told = dict(zip(FILE_NAMES, (name, files.storage, sizes[name]), strict=True))
-    return {**result, **told}
+    # Last, where `service_stats` finds it.
+    return {**{key: value for key, value in result.items() if key not in told}, **told}
 
 
 def kept_file(result: Any) -> str | None:
@@ -219,6 +229,25 @@ def _check_counts(result: dict[Any, Any]) -> None:
         )
         if value is not None and not fits:
             raise ResultInvalid(f"result[{name!r}] takes a whole number from 0, not {value!r}")
+
+
+def remove_late(alias: str, result: str) -> None:
+    """Remove the file of a run whose outcome came too late, unless it was stored all the same."""
+    told = msgspec.json.decode(result)
+    name = kept_file(told)
+    stored = STORED_NAME.fullmatch(name) if name is not None else None
+    if stored is None or _is_of_a_row(alias, stored["uid"], stored[0]):
+        return
+    folder = stored[0].rpartition("/")[0]
+    try_to_remove(folder, lambda: remove_folder(storages[told["storage"]], folder, [stored[0]]))
+
+
+def _is_of_a_row(alias: str, uid: str, name: str) -> bool:
+    """Tell whether a job has a file: the answer to its outcome may have been lost."""
+    from myxo_jobs.services.rows import ServiceJob
+
+    rows = ServiceJob.objects.using(alias).filter(uid=uid, failed=False, due__isnull=True)
+    return any(kept_file(row.result) == name for row in rows.only("result"))
 
 
 # -- the end -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import logging
@@ -450,6 +451,54 @@ def test_a_worker_that_comes_too_late_records_neither_result_nor_progress_nor_fi
     assert (job.item_count, job.progress_note, job.attempts) == (2, None, 2)
     assert job.result["file"] in files()
     assert [name for name in files() if name.endswith("/notes.txt")] == [job.result["file"]]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_file_whose_run_ends_well_but_too_late_does_not_stay(worker, ended, files, is_async):
+    over = threading.Event()
+
+    def process(self: JobService, job: ServiceJob) -> None:
+        if job.attempt == 1:
+            Job.objects.filter(pk=job.pk).update(worker="", lease_until=None)
+            wait_until(lambda: get_job(job.uid).status == "done", because="it is done", within=30)
+        with job.file("notes.txt", text=True) as f:
+            f.write(f"attempt {job.attempt}")
+        if job.attempt == 1:
+            over.set()
+
+    async def process_async(self: JobService, job: ServiceJob) -> None:
+        rows = Job.objects.filter(pk=job.pk)
+        if job.attempt == 1:
+            await rows.aupdate(worker="", lease_until=None)
+            async with asyncio.timeout(30):
+                while not await rows.filter(due=None).aexists():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        async with job.file("notes.txt", text=True) as f:
+            f.write(f"attempt {job.attempt}")
+        if job.attempt == 1:
+            over.set()
+
+    service(process_async if is_async else process, max_concurrent=2)
+    worker(topics=["export"])
+    uid = enqueue("export", {})
+    assert over.wait(60)
+    job = ended(uid)
+
+    assert job.attempts == 2
+    wait_until(lambda: files() == [job.result["file"]], because="the late file is gone", within=30)
+
+
+def test_a_file_whose_outcome_was_stored_though_its_answer_was_lost_stays(private, files):
+    service(write)
+    _, path = done_with_file(private, -60)
+    handler_of("export").undo("default", Job.objects.get().result)
+    assert path.exists()
+
+    Job.objects.update(result='{"file":"another"}')
+    result = f'{{"file":"{path.relative_to(private)}","storage":"myxo_jobs","file_bytes":1}}'
+    handler_of("export").undo("default", result)
+    handler_of("export").undo("default", "null")
+    assert files() == []
 
 
 class Unlisted(FileSystemStorage):
