@@ -150,6 +150,8 @@ class Run(msgspec.Struct, frozen=True, eq=False):
     _is_cancelled: Callable[[], bool]
     # Of the database that the job is in.
     _alias: str
+    # Of the claim it runs under: the row's `worker` as long as that lasts.
+    _token: str
     _notes: Notes | None = None
 
     @property

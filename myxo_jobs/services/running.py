@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from asgiref.sync import sync_to_async
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # The models are imported by what runs: a project registers its services at any time.
 
 logger = logging.getLogger("myxo_jobs")
+
+T = TypeVar("T")
 
 MESSAGE_CHARACTERS = 2_000
 COUNTS = ("item_count", "bytes_in", "bytes_out")
@@ -123,7 +125,9 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         rows = ServiceJob.objects.using(run._alias)
         row = rows.defer("payload").get(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
-        files.remove_older(is_first=run.attempt == 1)
+        older = files.older(is_first=run.attempt == 1)
+        if older and rows.filter(pk=run.id, worker=run._token).exists():
+            files.remove_older(older)
         try:
             with speaking(job), _spoken_reasons():
                 result = checked_result(files, service.process(job))
@@ -139,7 +143,9 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         rows = ServiceJob.objects.using(run._alias)
         row = await rows.defer("payload").aget(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
-        await _apart(files.remove_older, is_first=run.attempt == 1)
+        older = await _apart(files.older, is_first=run.attempt == 1)
+        if older and await rows.filter(pk=run.id, worker=run._token).aexists():
+            await _apart(files.remove_older, older)
         try:
             with speaking(job), _spoken_reasons():
                 result = checked_result(files, await service.process(job))
@@ -152,9 +158,9 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     return process_async if inspect.iscoroutinefunction(service.process) else process
 
 
-async def _apart(function: Callable[..., None], *arguments: Any, **named: Any) -> None:
+async def _apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Call what may take long in a thread of its own."""
-    await sync_to_async(function, thread_sensitive=False)(*arguments, **named)
+    return await sync_to_async(function, thread_sensitive=False)(*arguments, **named)
 
 
 def _running(
@@ -330,7 +336,15 @@ def clean_up(service: JobService, row: Job) -> None:
 
 
 def _remove_files(service: JobService, job: ServiceJob) -> None:
-    remove_files_of(service.kind, job.uid, job.result, service.storage_alias)
+    from myxo_jobs.models import Job
+
+    def is_as_it_was() -> bool:
+        # What cleans up may be late: another run may have the job now, and write its file.
+        rows = Job.objects.using(job._state.db).filter(pk=job.pk)
+        now = rows.values_list("worker", "failed", "started_at").first()
+        return now is None or now == (job.worker, job.failed, job.started_at)
+
+    remove_files_of(service.kind, job.uid, job.result, service.storage_alias, is_as_it_was)
 
 
 def _tidy_of(service: JobService) -> Callable[[], None]:

@@ -333,6 +333,7 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
         _extend=lambda seconds: around.extend(claim, seconds),
         _is_cancelled=lambda: claim.cancelled,
         _alias=around.alias,
+        _token=claim.token,
         _notes=claim.notes,
     )
 
