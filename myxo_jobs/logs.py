@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from textwrap import indent
 
 from myxo_jobs.payloads import describe
 
@@ -29,8 +30,10 @@ class PlainText(logging.Filter):
             record.msg, record.args = IN_A_LINE.sub(_escape, message), ()
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not record.exc_text:
-            # What a Formatter has made once it takes from here.
-            record.exc_text = IN_A_TRACEBACK.sub(_escape, describe(error)[1].rstrip("\n"))
+            trace = IN_A_TRACEBACK.sub(_escape, describe(error)[1].rstrip("\n"))
+            # What a Formatter has made once it takes from here. Indented: no line of it passes
+            # for another event.
+            record.exc_text = indent(trace, "  ", lambda line: True)
         return True
 
 

@@ -9,7 +9,7 @@ I7  nothing is claimed at the end
 I8  the server's log has no deadlock, and no error but those of the fault
 I9  the workers live, and use what they used at the start
 
-I6 is about results, which jobs of this version have not.
+I6 is about results, which services alone have: their scenarios look at them.
 """
 
 from __future__ import annotations
@@ -374,8 +374,10 @@ def _twice(values: list[str]) -> set[str]:
     return {value for value, times in Counter(values).items() if times > 1}
 
 
-def may_fail(request: msgspec.Struct) -> bool:
-    """Tell whether a job of a request may end as failed."""
+def may_fail(request: msgspec.Struct | dict[str, Any]) -> bool:
+    """Tell whether a job of a request, or of a service's payload, may end as failed."""
+    if isinstance(request, dict):
+        return bool(request.get("may_fail"))
     if isinstance(request, Dirt):
         return request.what == "missing"
     return isinstance(request, (Poison, Zoo, Hang, AsyncHang)) or (

@@ -87,11 +87,22 @@ def test_a_log_line_is_one_line_whatever_it_tells(log):
     assert log() == "cannot be done: one\\njob=1 \\ud83d\n"
 
 
+def test_no_line_of_a_traceback_passes_for_another_event(log):
+    try:
+        raise ValueError("no\n2026-01-01 00:00:00,000 ERROR job=1 failed")
+    except ValueError:
+        logging.getLogger("myxo_jobs").exception("failed")
+
+    first, *trace = log().splitlines()
+    assert first == "failed"
+    assert all(line.startswith("  ") for line in trace)
+
+
 def test_a_huge_error_makes_no_huge_log(log):
     try:
         raise ValueError("x" * 10_000_000)
     except ValueError:
         logging.getLogger("myxo_jobs").exception("failed")
 
-    assert log().startswith("failed\nTraceback (most recent call last):\n")
-    assert len(log().encode()) <= 16 * 1024 + 100
+    assert log().startswith("failed\n  Traceback (most recent call last):\n")
+    assert len(log().encode()) <= 16 * 1024 + 1_000
