@@ -153,7 +153,7 @@ class Beasts(JobService):
                 raise ValueError(said)
             if job.payload["end"] == "gives up":
                 raise GiveUp(said)
-            while job.payload["end"] == "waits" and not job.should_stop:
+            while job.payload["end"] == "waits":
                 job.progress(1, 2, said)
                 time.sleep(0.05)
             with job.file(_own_name(job, said), text=True) as f:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from tests.chaos.people import Person
 from tests.chaos.rig import ROOT, Rig
 
 SETTINGS = {
@@ -22,19 +23,6 @@ SETTINGS = {
     "MYXO_CHAOS_NAME": "chaos-site",
     "MYXO_CHAOS_SERVICES": "1",
 }
-OWNER_KIND = "auth.user"
-
-
-class Person(msgspec.Struct, frozen=True):
-    """Somebody with a browser, signed in; nobody without a key."""
-
-    key: str = ""
-    session: str = ""
-
-    @property
-    def owner(self) -> dict[str, str]:
-        """The owner of a job, as `enqueue` takes it."""
-        return {"owner_kind": OWNER_KIND, "owner_id": self.key}
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -61,10 +49,10 @@ class Site:
 
         environment = os.environ | SETTINGS
         made = subprocess.run(
-            [sys.executable, "-m", "tests.chaos.site"],
+            [sys.executable, "-m", "tests.chaos.people"],
             cwd=ROOT,
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             check=True,
         )
         people = msgspec.json.decode(made.stdout.splitlines()[-1], type=dict[str, Person])
@@ -132,26 +120,3 @@ class Site:
         status = Path(f"/proc/{self._worker()}/status").read_text()
         (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(kib) / 1024
-
-
-def _make_people() -> dict[str, Person]:
-    import django
-
-    django.setup()
-    from django.contrib.auth.models import User
-    from django.core.management import call_command
-    from django.test import Client
-
-    call_command("migrate", verbosity=0)
-    people = {}
-    for name in ("ada", "eve", "root"):
-        is_root = name == "root"
-        user = User.objects.create_user(name, is_staff=is_root, is_superuser=is_root)
-        client = Client()
-        client.force_login(user)
-        people[name] = Person(str(user.pk), client.cookies["sessionid"].value)
-    return people
-
-
-if __name__ == "__main__":
-    print(msgspec.json.encode(_make_people()).decode())

@@ -248,7 +248,7 @@ TEXTS = {
     "a path elsewhere": "C:\\..\\..\\evil.exe",
     "a header": "a.csv\r\nSet-Cookie: owned=1\r\n\r\n<html>",
     "another direction": "\u202efdp.exe",
-    "another line": "x\n2026-01-01 00:00:00,000 ERROR job=1 topic=chaos.Work attempt=1 done",
+    "another line": "x\n2026-01-01 00:00:00,000 ERROR worker=owned stopped",
     "a nul": "a \0 inside",
     "a page": "data:text/html,<script>alert(1)</script>.html",
 }
