@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import msgspec
 import psycopg
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
@@ -88,7 +88,7 @@ LEVELS_GIVEN = """level AS (
 EPOCH = "extract(epoch FROM statement_timestamp())::float8"
 
 # Rows keep the order in which the levels give them: a nested loop over them in their
-# order, each read along the index.
+# order, each read along the index, and all that is made of it read from first to last.
 CLAIM = f"""
 WITH RECURSIVE {{levels}},
 free AS MATERIALIZED (
@@ -104,11 +104,7 @@ free AS MATERIALIZED (
     ) AS job
     LIMIT %(limit)s
 ),
-placed AS (
-    SELECT id, suspect, mark, row_number() OVER () AS place, {{suspects}} AS suspects FROM free
-),
--- A suspect is claimed alone: the first in line, or everything before it.
-taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1 AND {{takes_first}})
+{{taking}}
 -- The array makes one walk along the index of what a join would look up one by one.
 UPDATE myxo_jobs AS job
 SET worker = %(token)s,
@@ -120,12 +116,12 @@ SET worker = %(token)s,
     started_at = statement_timestamp(){{kept}}
 WHERE job.id = {{taken}} AND {UNFLUSHED}
 RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
-    CASE WHEN job.id = (SELECT id FROM taken WHERE place = 1) THEN (
+    CASE WHEN job.id = (SELECT id FROM taken LIMIT 1) THEN (
         SELECT json_build_object(
-            'line', (SELECT json_agg(id ORDER BY place) FROM taken),
+            'line', (SELECT json_agg(id) FROM taken),
             'epoch', {EPOCH},
-            'suspect', (SELECT suspect FROM taken WHERE place = 1),
-            'mark', (SELECT mark FROM taken WHERE place = 1),
+            'suspect', (SELECT suspect FROM taken LIMIT 1),
+            'mark', (SELECT mark FROM taken LIMIT 1),
             'cancelled', (SELECT json_agg(id) FROM free WHERE is_cancelled),
             'floors', (
                 SELECT json_agg(json_build_array(priority, due))
@@ -134,6 +130,16 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
         )
     ) END{{uid}}
 """
+# Where none may be a suspect, all that is free is taken, and nothing is counted.
+TAKE_ALL = "taken AS MATERIALIZED (SELECT id, suspect, mark FROM free)"
+# A suspect is claimed alone: the first in line, or everything before it.
+TAKE_IN_LINE = """
+placed AS (
+    SELECT id, suspect, mark, row_number() OVER () AS place,
+        count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING) AS suspects
+    FROM free
+),
+taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1 AND {first})"""
 # A kept job gets the uid of its place in the line, which only a join tells.
 KEPT = f""",
     updated_at = statement_timestamp(), {EMPTIED},
@@ -143,10 +149,9 @@ CLAIMS = {
     (on_suspect, told, floored, kept): CLAIM.format(
         levels=LEVELS_GIVEN if floored else LEVELS_FOUND,
         claimable=FRESH if on_suspect == "skip" else CLAIMABLE_WHEN_SENT,
-        suspects="0"
-        if on_suspect == "skip"
-        else "count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING)",
-        takes_first="mark <> ''" if on_suspect == "stop" else "true",
+        taking=TAKE_ALL
+        if on_suspect == "skip" and not kept
+        else TAKE_IN_LINE.format(first="mark <> ''" if on_suspect == "stop" else "true"),
         key="job.key" if told else "NULL",
         created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
         kept=KEPT if kept else "",
@@ -195,10 +200,18 @@ GROUP BY level.topic
 
 # The first condition walks along the index once. The second one is the pair's, looked up
 # in a hash: a join would be planned by what is known of the table, which may be nothing.
-HELD = """id = ANY (%(ids)s::bigint[])
-    AND id::text || ' ' || worker = ANY (%(held)s::text[])"""
+# Both lists come as one text each, which the driver quotes once and not element by element.
+HELD = """id = ANY (string_to_array(%(ids)s, ',')::bigint[])
+    AND id::text || ' ' || worker = ANY (string_to_array(%(held)s, ','))"""
 
+# Locking rows before they are deleted would cost as much again. So a row that somebody has
+# locked is waited for, for an instant, and only then are the free ones told from the others.
+IN_AN_INSTANT = "(SELECT set_config('lock_timeout', '1ms', true)) <> ''"
 DELETE_HELD = f"""
+DELETE FROM myxo_jobs
+WHERE {HELD} AND again IS NULL AND {UNFLUSHED} AND {IN_AN_INSTANT} RETURNING id
+"""
+DELETE_FREE = f"""
 WITH held AS MATERIALIZED (
     SELECT id FROM myxo_jobs
     WHERE {HELD} AND again IS NULL AND {UNFLUSHED} FOR UPDATE SKIP LOCKED
@@ -551,7 +564,13 @@ class PostgreSQL(Database):
     def delete_held(
         self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
-        return self._changed(connection, DELETE_HELD, _arrays(held))
+        values = listed(held)
+        try:
+            return self._changed(connection, DELETE_HELD, values)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                raise
+            return self._changed(connection, DELETE_FREE, values)
 
     def update_held(
         self,
@@ -601,7 +620,7 @@ class PostgreSQL(Database):
         *,
         condition: str = "true",
     ) -> set[int]:
-        return self._changed(connection, f"{STILL_HELD} AND {condition}", _arrays(held))
+        return self._changed(connection, f"{STILL_HELD} AND {condition}", listed(held))
 
     def _changed(
         self, connection: BaseDatabaseWrapper, statement: str, values: Mapping[str, Any]
@@ -649,10 +668,10 @@ def _flush(flush: bool) -> str:
     return "true" if flush else UNFLUSHED
 
 
-def _arrays(held: Sequence[tuple[int, str]]) -> dict[str, Any]:
+def listed(held: Sequence[tuple[int, str]]) -> dict[str, str]:
     return {
-        "ids": [job_id for job_id, _ in held],
-        "held": [f"{job_id} {token}" for job_id, token in held],
+        "ids": ",".join([str(job_id) for job_id, _ in held]),
+        "held": ",".join([f"{job_id} {token}" for job_id, token in held]),
     }
 
 

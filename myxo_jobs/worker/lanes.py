@@ -14,7 +14,7 @@ from myxo_jobs.worker.slots import Slots
 # As many jobs are claimed ahead as can start within this time, by what the topic's
 # jobs took lately; none ahead until that is known.
 AHEAD_SECONDS = 0.2
-MOST_AHEAD = 1_000
+MOST_AHEAD = 2_000
 # A claimed job that has not started is given back before it has waited for a second.
 UNSTARTED_SECONDS = 0.8
 # How often a topic that always has jobs ahead makes room for a suspect.

@@ -234,7 +234,7 @@ def _call(claim: Claim, arguments: tuple[Any, ...], around: Surroundings) -> obj
             returned = around.limits.call(claim, arguments)
     finally:
         _end_a_fork(around)
-    if inspect.iscoroutine(returned):
+    if returned is not None and inspect.iscoroutine(returned):
         returned.close()
         raise TypeError(
             f"{claim.handler.where} returned a coroutine, which nobody awaits: it is an async "

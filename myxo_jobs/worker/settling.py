@@ -17,7 +17,7 @@ from myxo_jobs.worker.running import Outcome, Verb, end_as_cancelled
 
 Store = Callable[[BaseDatabaseWrapper, Sequence[Outcome]], set[int]]
 
-LARGEST_BATCH = 1_000
+LARGEST_BATCH = 2_000
 # A row that somebody has locked is tried again after so long.
 LOCKED_RETRY_SECONDS = 0.1
 # An outcome that the database refuses for its own sake is given up after so many

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import connection
 
 from myxo_jobs import Jobs, job
-from myxo_jobs.services import ZipEntry, ZipService, register
+from myxo_jobs.services import JobService, ZipEntry, ZipService, register
 from myxo_jobs.services.rows import ServiceJob
 from tests.app.models import Note
 from tests.benchmarks.evidence import Evidence, write_down
@@ -130,6 +130,24 @@ class Blocked(msgspec.Struct, frozen=True):
 @job(Blocked, topic="benchmark.blocked", workers=4, limit=LIMIT)
 def blocked(request: Blocked) -> None:
     time.sleep(0.05)
+
+
+CALLS = 5_000_000
+
+
+@register
+class Count(JobService):
+    """Tell of each of so many steps; return the seconds that took."""
+
+    kind = "benchmark.count"
+    payload_type = None
+
+    def process(self, job: ServiceJob) -> float:
+        total = job.payload["calls"]
+        began = time.perf_counter()
+        for number in range(total):
+            job.progress(number, total)
+        return time.perf_counter() - began
 
 
 class Failing(msgspec.Struct, frozen=True):

@@ -6,9 +6,11 @@ MYXO_BENCHMARK_TIMEOUT   seconds that a connection waits for SQLite's lock
 import os
 
 from tests.settings import *  # noqa: F403
-from tests.settings import DATABASE, DATABASES, INSTALLED_APPS
+from tests.settings import DATABASE, INSTALLED_APPS
+from tests.settings import DATABASES as OF_THE_SUITE
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.benchmarks"]
+DATABASES = {"default": OF_THE_SUITE["default"]}  # as most projects, and the peers, have it
 LOGGING = {"version": 1, "disable_existing_loggers": False}
 if DATABASE == "sqlite":
     for database in DATABASES.values():
