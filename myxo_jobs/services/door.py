@@ -231,12 +231,14 @@ def list_jobs(
     from myxo_jobs.services.rows import ServiceJob
 
     rows = ServiceJob.objects.filter(uid__isnull=False).order_by("-uid").defer(*LONG_COLUMNS)
-    if kind is not None:
-        rows = rows.filter(topic=kind)
+    conditions = {} if kind is None else {"topic": kind}
     if status is not None:
-        rows = rows.filter(**_of_status(status))
+        conditions |= _of_status(status)
     if owner is not None:
-        rows = rows.filter(**_of_owner(owner))
+        conditions |= _of_owner(owner)
+    if any(isinstance(value, str) and "\x00" in value for value in conditions.values()):
+        return rows.none()  # no column has one, and a database may refuse the question
+    rows = rows.filter(**conditions)
     if not expired:
         is_open = Q(failed=False, due__isnull=False)
         rows = rows.filter(is_open | Q(expires_at__isnull=True) | Q(expires_at__gt=Now()))

@@ -161,6 +161,13 @@ def test_a_list_shows_the_newest_first_without_the_expired_and_without_plain_job
         list_jobs(status="finished")
 
 
+def test_a_kind_or_an_owner_that_no_column_can_hold_has_no_jobs():
+    stored("done")
+
+    assert list(list_jobs("export\0")) == []
+    assert list(list_jobs(owner=("auth.user", "1\0"))) == []
+
+
 def test_a_list_fetches_nothing_long(django_assert_num_queries):
     stored("done", payload='{"a":1}', result='{"b":2}', traceback="x" * 1000)
     with django_assert_num_queries(1):
