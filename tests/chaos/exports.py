@@ -274,7 +274,7 @@ def _try_huge(rig: Rig, where: str, size: int, ada: Person) -> None:
 def _check_noise(rig: Rig, job: ServiceJob | None) -> None:
     if job is not None:
         kept = json.loads(job.attempt_log or "[]")
-        well = job.attempts == 30 and len(kept) == 20 and len(job.attempt_log) < 20 * 40_000
+        well = job.attempts == 30 and len(kept) == 20 and len(job.attempt_log) < 20 * 20_000
         rig.expect(well, f"an attempt log of {len(kept)} and {len(job.attempt_log or ''):,}")
         rig.bite()
 
