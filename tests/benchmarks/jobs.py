@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,5 +169,5 @@ class ZipFolder(ZipService):
 
     def entries(self, job: ServiceJob) -> Iterator[ZipEntry]:
         folder = Path(settings.FILES, job.payload["folder"])
-        for path in sorted(folder.iterdir()) if folder.exists() else ():
-            yield ZipEntry(f"{folder.name}/{path.name}", name=f"notes/{path.name}")
+        for name in sorted(os.listdir(folder)) if folder.exists() else ():  # noqa: PTH208 - short
+            yield ZipEntry(f"{folder.name}/{name}", name=f"notes/{name}")

@@ -78,6 +78,20 @@ def test_the_end_of_a_claim_does_not_wait_for_a_locked_row(
     assert queue.still_held(connection, claims) >= {claims[1].job_id}
 
 
+def test_the_end_of_a_claim_leaves_the_settings_of_its_session_as_they_were(make_job, claim_some):
+    make_job("receipts")
+    settings = "SELECT current_setting('lock_timeout'), current_setting('synchronous_commit')"
+    for name, value in (("lock_timeout", "7s"), ("synchronous_commit", "on")):
+        query("SELECT set_config(%s, %s, false)", [name, value])
+
+    queue.complete(connection, claim_some("receipts"))
+
+    try:
+        assert query(settings) == [("7s", "on")]
+    finally:
+        connection.close()  # the next test gets a session without them
+
+
 def hot_updates() -> tuple[int, int]:
     """Return how many updates of the table there were, and how many were HOT."""
     query("SELECT pg_stat_force_next_flush()")
