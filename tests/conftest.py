@@ -211,6 +211,7 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Any]]:
     stopped after the test if the test has not done so.
     """
     from myxo_jobs.testing import Worker
+    from myxo_jobs.worker import waking
 
     started: list[Any] = []
 
@@ -219,9 +220,12 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Any]]:
         started[-1].start()
         return started[-1]
 
-    yield start
-    for one in started:
-        one.stop(grace=5)
+    with pytest.MonkeyPatch.context() as patch:
+        # A worker that stops waits for its listener, in most tests longer than all else takes.
+        patch.setattr(waking, "WAIT_SECONDS", 0.05)
+        yield start
+        for one in started:
+            one.stop(grace=5)
 
 
 @pytest.fixture

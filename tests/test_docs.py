@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -209,15 +210,28 @@ SAVE_ONE_AND_ROLL_ONE_BACK = """
 """
 
 
+@pytest.fixture(scope="module")
+def project_with_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that somebody has already, with the app `notes` that the README speaks of."""
+    with closing(Reader(tmp_path_factory.mktemp("project"), None)) as reader:
+        reader.run("django-admin startproject mysite .")
+        reader.write("notes/__init__.py", "")
+        reader.write("notes/migrations/__init__.py", "")
+        reader.write("notes/models.py", NOTES)
+        reader.write("given.py", 'from mysite.settings import *\nINSTALLED_APPS += ["notes"]\n')
+        reader.run("python manage.py makemigrations notes --settings given")
+    return reader.folder
+
+
 @pytest.fixture
-def reader_with_notes(reader: Reader) -> Reader:
-    """A reader who has a project already, with the app `notes` that the README speaks of."""
-    reader.run("django-admin startproject mysite .")
-    reader.write("notes/__init__.py", "")
-    reader.write("notes/migrations/__init__.py", "")
-    reader.write("notes/models.py", NOTES)
-    reader.write("given.py", 'from mysite.settings import *\nINSTALLED_APPS += ["notes"]\n')
-    reader.run("python manage.py makemigrations notes --settings given")
+def reader_with_notes(reader: Reader, project_with_notes: Path) -> Reader:
+    """A reader who has a copy of that project."""
+    shutil.copytree(
+        project_with_notes,
+        reader.folder,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     return reader
 
 

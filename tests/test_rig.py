@@ -6,6 +6,8 @@ import signal
 
 import msgspec
 import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
 
 from myxo_jobs import Jobs, job
 from myxo_jobs.models import Job
@@ -71,3 +73,21 @@ def test_a_job_that_always_raises_stays_with_its_error(runjobs, ledger):
 def test_a_condition_that_never_comes_fails_aloud():
     with pytest.raises(AssertionError, match=r"not within 0\.05 s: pigs fly"):
         wait_until(lambda: False, because="pigs fly", within=0.05)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_that_a_test_commits_is_left_after_it_and_all_that_migrate_wrote(make_job):
+    def permissions() -> set[tuple[int, str]]:
+        return set(Permission.objects.values_list("pk", "codename"))
+
+    there = permissions()
+    user = User.objects.create_user("ada")
+    user.user_permissions.add(Permission.objects.first())
+    make_job()
+    # As Django's tests ask for it at their end.
+    call_command("flush", verbosity=0, interactive=False, reset_sequences=False)
+
+    assert not Job.objects.exists()
+    assert not User.objects.exists()
+    assert not User.user_permissions.through.objects.exists()
+    assert permissions() == there != set()

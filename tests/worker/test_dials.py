@@ -26,6 +26,12 @@ class Task(msgspec.Struct, frozen=True):
     name: str = ""
 
 
+@pytest.fixture
+def asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker asks for the dials more often, for tests that wait until it has."""
+    monkeypatch.setattr("myxo_jobs.worker.worker.DIALS_EVERY_SECONDS", 0.5)
+
+
 class Panel:
     """Dials that a test turns, and whom they were asked for."""
 
@@ -54,6 +60,7 @@ def statuses() -> list[str]:
     return sorted(Job.objects.values_list("status", flat=True))
 
 
+@pytest.mark.usefixtures("asks_often")
 def test_a_limit_is_raised_and_lowered_while_a_worker_runs(worker):
     go_on = threading.Semaphore(0)
 
@@ -81,6 +88,7 @@ def test_a_limit_is_raised_and_lowered_while_a_worker_runs(worker):
     wait_until(lambda: statuses() == ["done"] * 6, because="all are done")
 
 
+@pytest.mark.usefixtures("asks_often")
 def test_a_limit_of_none_pauses_a_topic_and_no_other(worker):
     @job(Task, topic="t.Keep", keep=60)
     def handle(request: Task) -> None: ...
@@ -122,6 +130,7 @@ def test_a_paused_topic_does_not_keep_a_drain_from_its_end(worker):
     assert statuses() == ["pending"]
 
 
+@pytest.mark.usefixtures("asks_often")
 def test_a_job_in_hand_stays_as_long_as_is_set_at_its_end(worker):
     ends = threading.Event()
 
@@ -145,6 +154,7 @@ def test_a_job_in_hand_stays_as_long_as_is_set_at_its_end(worker):
     assert row.expires_at - row.completed_at == timedelta(hours=1)
 
 
+@pytest.mark.usefixtures("asks_often")
 def test_a_timeout_is_set_while_a_worker_runs(worker):
     @job(Task, topic="t.Keep", keep=60, attempts=1)
     async def handle(request: Task, run: Run) -> None:

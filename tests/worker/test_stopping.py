@@ -56,7 +56,7 @@ def test_a_worker_that_is_told_to_stop_finishes_what_runs_and_starts_nothing_els
     assert [(row.status, row.attempts, row.worker) for row in rows] == [("pending", 0, "")] * 3
     assert list(rows.values_list("id", "due")) == dues[1:]
 
-    runjobs("--topics", "worker.Slow", "--drain", ready=False)
+    runjobs("--topics", "worker.Slow", "--drain")
     wait_until(lambda: not Job.objects.exists(), because="others get them at once", within=5)
 
 

@@ -179,21 +179,25 @@ def write_mebibytes(count: int) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_reader_beside_whom_the_log_grows_is_warned_of_once(runjobs):
+def test_a_reader_beside_whom_the_log_grows_is_warned_of_once(worker, monkeypatch, caplog):
     file = connection.settings_dict["NAME"]
-    process = runjobs("--topics", "worker.Tiny")
+    monkeypatch.setattr("myxo_jobs.worker.worker.COMPLAINT_EVERY_SECONDS", 0.5)
+
+    def warnings() -> list[str]:
+        return [line for line in caplog.messages if " warns of the database: " in line]
+
+    worker(topics=["worker.Tiny"])
     write_mebibytes(60)  # without a reader it is started over
     with closing(sqlite3.connect(file, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM notes_note").fetchall()
-        time.sleep(6.0)
-        assert "warns" not in process.log()
+        time.sleep(2.5)
+        assert warnings() == []
         write_mebibytes(60)
-        process.wait_for_log(" warns of the database: ", within=15)
+        wait_until(warnings, because="it warns of the reader", within=15)
         write_mebibytes(20)
-        time.sleep(6.0)
+        time.sleep(2.5)
 
-    told = [line for line in process.log().splitlines() if "warns" in line]
-    assert len(told) == 1
-    assert f"{file}-wal has grown to " in told[0]
-    assert f"`lsof {file}`" in told[0]
+    (told,) = warnings()
+    assert f"{file}-wal has grown to " in told
+    assert f"`lsof {file}`" in told
