@@ -78,6 +78,9 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     brings: str = ""
     # Called now and then by a worker that serves it, to remove what no row names.
     tidy: Callable[[], None] | None = None
+    # Called with an alias and the result, as JSON text, of a run whose claim was lost before
+    # that could be stored; removes what the run has stored elsewhere.
+    undo: Callable[[str, str], None] | None = None
 
     @property
     def where(self) -> str:
@@ -147,6 +150,8 @@ class Run(msgspec.Struct, frozen=True, eq=False):
     _is_cancelled: Callable[[], bool]
     # Of the database that the job is in.
     _alias: str
+    # Of the claim it runs under: the row's `worker` as long as that lasts.
+    _token: str
     _notes: Notes | None = None
 
     @property

@@ -17,6 +17,9 @@ from django.utils.translation import gettext_lazy as _
 
 from myxo_jobs.payloads import KEY_CHARACTERS
 
+# What is long: payloads, tracebacks, results. A list does without.
+LONG_COLUMNS = ("payload", "error", "traceback", "attempt_log", "result", "again")
+
 # Leaves room in a topic for `.finished`.
 KIND_CHARACTERS = 200
 

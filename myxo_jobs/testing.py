@@ -147,7 +147,7 @@ def _run(connection: BaseDatabaseWrapper, claim: Claim) -> Outcome:
                 outcome = async_to_sync(run_async)(claim, around)
             else:
                 outcome = run(claim, around)
-            if outcome.verb != "complete":
+            if outcome.verb not in ("complete", "keep"):
                 raise _RollBack
             connection.validate_no_broken_transaction()
     except _RollBack:

@@ -230,7 +230,7 @@ class History(RuleBasedStateMachine):
         global _end
         claim = self.claims[pick % len(self.claims)]
         _end = end
-        settling = Settling(lambda claim: None, lambda outcome: None)
+        settling = Settling(lambda claim: None, lambda outcome: None, lambda outcome: None)
         settling.add([run(claim, AROUND)])
         settling.store(connection)
         assert settling.is_empty()

@@ -16,6 +16,7 @@ ROOMS = [
     "errors",
     "conf",
     "payloads",
+    "logs",
     "handlers",
     "models",
     "databases",

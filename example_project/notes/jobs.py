@@ -52,6 +52,11 @@ def _notes_of(job: ServiceJob) -> QuerySet[Note]:
     return Note.objects.filter(author_id=int(job.owner_id or 0))
 
 
+def _cell(text: str) -> str:
+    """Return a text as a spreadsheet shows it: one that begins as a formula does is none."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
 @register
 class ExportNotes(JobService):
     """All notes of the owner, as a CSV file."""
@@ -67,7 +72,7 @@ class ExportNotes(JobService):
             rows = csv.writer(file)
             rows.writerow(["title", "text"])
             for note in job.track(notes):
-                rows.writerow([note.title, note.text])
+                rows.writerow([_cell(note.title), _cell(note.text)])
                 time.sleep(settings.EXPORT_PAUSE_SECONDS)
         return {"item_count": notes.count(), "bytes_out": file.size}
 

@@ -29,7 +29,7 @@ from myxo_jobs import queue
 from myxo_jobs.admin.filters import DueFilter, PutFilter, StatusFilter, TopicFilter
 from myxo_jobs.admin.lookups import COUNTED_ROWS, CappedPaginator
 from myxo_jobs.handlers import registry
-from myxo_jobs.models import Job
+from myxo_jobs.models import LONG_COLUMNS, Job
 
 CHUNK_ROWS = 1_000
 ERROR_CHARACTERS = 120
@@ -38,11 +38,11 @@ BIGINT_DIGITS = 18
 
 
 class JobChangeList(ChangeList):
-    """The list without what is long: payloads, tracebacks and all but the start of errors."""
+    """The list without what is long: payloads, results, and all but the start of errors."""
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Job]:
         rows: QuerySet[Job] = super().get_queryset(request, *args, **kwargs)
-        return rows.defer("payload", "error", "traceback").annotate(
+        return rows.defer(*LONG_COLUMNS, "message").annotate(
             error_start=Left("error", ERROR_CHARACTERS + 1)
         )
 

@@ -37,7 +37,12 @@ LANGUAGE = re.compile(r"[A-Za-z0-9_@-]{1,35}")
 ZONE_CHARACTERS = 64
 STATUSES = ("pending", "running", "done", "failed")
 MOST_DAYS = 36_500
-RESULTS_AT_ONCE = 200
+# The end of a result tells of the job's file. A result may have 1 MiB: it is not read for that.
+RESULT_END_CHARACTERS = 2_000
+_TEXT = r'"(?:[^"\\]|\\.)*"'
+TOLD_FILE = re.compile(
+    rf'"file":{_TEXT},"storage":{_TEXT},"file_bytes":(\d{{1,18}})\}}\Z', re.ASCII
+)
 
 
 # -- put ---------------------------------------------------------------------------
@@ -222,15 +227,18 @@ def list_jobs(
     from django.db.models import Q
     from django.db.models.functions import Now
 
-    from myxo_jobs.services.rows import LONG_COLUMNS, ServiceJob
+    from myxo_jobs.models import LONG_COLUMNS
+    from myxo_jobs.services.rows import ServiceJob
 
     rows = ServiceJob.objects.filter(uid__isnull=False).order_by("-uid").defer(*LONG_COLUMNS)
-    if kind is not None:
-        rows = rows.filter(topic=kind)
+    conditions = {} if kind is None else {"topic": kind}
     if status is not None:
-        rows = rows.filter(**_of_status(status))
+        conditions |= _of_status(status)
     if owner is not None:
-        rows = rows.filter(**_of_owner(owner))
+        conditions |= _of_owner(owner)
+    if any(isinstance(value, str) and "\x00" in value for value in conditions.values()):
+        return rows.none()  # no column has one, and a database may refuse the question
+    rows = rows.filter(**conditions)
     if not expired:
         is_open = Q(failed=False, due__isnull=False)
         rows = rows.filter(is_open | Q(expires_at__isnull=True) | Q(expires_at__gt=Now()))
@@ -347,7 +355,7 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
     files have.
     """
     from django.db.models import Avg, Count, Sum
-    from django.db.models.functions import Now
+    from django.db.models.functions import Now, Right
 
     from myxo_jobs.services.rows import ServiceJob
 
@@ -368,7 +376,7 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
         times = done.filter(duration_ms__isnull=False).order_by("duration_ms")
         p95 = times.values_list("duration_ms", flat=True)[math.ceil(sums["timed"] * 0.95) - 1]
     with_file = done.filter(expires_at__gt=Now(), result__contains='"file_bytes":')
-    results = with_file.values_list("result", flat=True).iterator(RESULTS_AT_ONCE)
+    ends = with_file.values_list(Right("result", RESULT_END_CHARACTERS), flat=True)
     return {
         **{status: counts.get(status, 0) for status in STATUSES},
         "items": sums["items"] or 0,
@@ -376,7 +384,7 @@ def service_stats(kind: str | None = None, days: float = 30) -> dict[str, Any]:
         "bytes_out": sums["bytes_out"] or 0,
         "mean_seconds": None if sums["mean"] is None else float(sums["mean"]) / 1000,
         "p95_seconds": None if p95 is None else p95 / 1000,
-        "space_held": sum(map(_file_bytes, results)),
+        "space_held": sum(map(_file_bytes, ends.iterator())),
     }
 
 
@@ -388,18 +396,7 @@ def _days(days: Any) -> timedelta:
     return timedelta(days=days)
 
 
-class _ToldFile(msgspec.Struct, frozen=True):
-    """What a result tells of the job's file."""
-
-    file: str | None = None
-    file_bytes: Any = None
-
-
-def _file_bytes(result: str) -> int:
-    """Return the size of the file of a job, by its result as it is stored."""
-    try:
-        told = msgspec.json.decode(result, type=_ToldFile)
-    except msgspec.DecodeError:
-        return 0  # the service's own names, which mean something else
-    is_ours = told.file is not None and isinstance(told.file_bytes, int)
-    return told.file_bytes if is_ours else 0
+def _file_bytes(end: str) -> int:
+    """Return the size of the file of a job, by the end of its result: 0 without a file of ours."""
+    told = TOLD_FILE.search(end)
+    return int(told[1]) if told else 0

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -24,6 +25,7 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.files import File
 from django.core.files.storage import Storage, storages
+from django.db.models import Q
 
 from myxo_jobs.services.names import is_file_name
 
@@ -109,23 +111,28 @@ class AttemptFiles:
 
         try_to_remove(self.folder, remove)
 
-    def remove_older(self, *, is_first: bool) -> None:
-        """Remove what earlier runs left: their workers have died, or could not wait for them.
+    def older(self, *, is_first: bool) -> list[str]:
+        """Return what earlier runs left: their workers have died, or could not wait for them.
 
         The first attempt may have been given back while it ran; for that a storage elsewhere
-        is not asked at each start: the sweep does it.
+        is not asked at each start: the sweep does it. If the claim is still ours afterwards,
+        no later run has left any of them.
         """
         folder, _, own = self.folder.rpartition("/")
+        found: list[str] = []
 
-        def remove() -> None:
+        def look() -> None:
             storage = storages[self.storage]
-            if is_first and not is_local(storage):
-                return
-            for token in folders_in(storage, folder):
-                if token != own:
-                    remove_folder(storage, f"{folder}/{token}")
+            if not is_first or is_local(storage):
+                found.extend(f"{folder}/{one}" for one in folders_in(storage, folder) if one != own)
 
-        try_to_remove(folder, remove)
+        try_to_remove(folder, look)
+        return found
+
+    def remove_older(self, folders: Iterable[str]) -> None:
+        """Remove folders that earlier runs left."""
+        for folder in folders:
+            try_to_remove(folder, partial(remove_folder, storages[self.storage], folder))
 
 
 class JobFile:
@@ -201,18 +208,27 @@ class JobFile:
 # -- removing ----------------------------------------------------------------------
 
 
-def remove_folder(storage: Storage, folder: str, names: Iterable[str] = ()) -> None:
+def remove_folder(
+    storage: Storage,
+    folder: str,
+    names: Iterable[str] = (),
+    may: Callable[[], bool] = lambda: True,
+) -> None:
     """Remove a folder of ours with all that is in it; it may be gone already.
 
-    `names`: files in it, for a storage that cannot list. Raises what the storage raises.
+    `names`: files in it, for a storage that cannot list. Unless it `may`, which is asked once
+    it is known what is in it: what a later run writes then stays. Raises what the storage
+    raises.
     """
     try:
         folders, files = storage.listdir(folder)
     except FileNotFoundError:
         return
     except NotImplementedError:
-        for name in names:
+        for name in names if may() else ():
             storage.delete(name)
+        return
+    if not may():
         return
     for name in files:
         storage.delete(f"{folder}/{name}")
@@ -245,8 +261,13 @@ def is_local(storage: Storage) -> bool:
     return True
 
 
-def remove_files_of(kind: str, uid: object, result: Any, storage: str) -> None:
-    """Remove all files of a job, in the storage that its result names and in the service's."""
+def remove_files_of(
+    kind: str, uid: object, result: Any, storage: str, may: Callable[[], bool]
+) -> None:
+    """Remove all files of a job, in the storage that its result names and in the service's.
+
+    `may` as for `remove_folder`.
+    """
     told = result if isinstance(result, dict) else {}
     folder, theirs = folder_of(kind, uid), folder_of_file(told.get("file"), uid)
     places = {(storage, folder)}
@@ -254,7 +275,7 @@ def remove_files_of(kind: str, uid: object, result: Any, storage: str) -> None:
         alias = str(told.get("storage") or storage)
         places |= {(alias, folder), (alias, theirs)}
     for alias, place in places:
-        remove_folder(storages[alias], place, [told["file"]] if place == theirs else [])
+        remove_folder(storages[alias], place, [told["file"]] if place == theirs else [], may)
 
 
 # -- folders that no row names -------------------------------------------------------
@@ -318,19 +339,25 @@ class Strays:
         """Remove all but the jobs' files: a run may have left some, though its end was refused."""
         from myxo_jobs.services.rows import ServiceJob
 
-        for row in ServiceJob.objects.filter(uid__in=ended).only("uid", "topic", "result"):
+        for uid, at in ended.items():
+            folder = folder_of(self._kind, uid)
+            tokens = folders_in(storage, folder)
+            # Read once it is known what is there: what a retry of the job writes is not in it.
+            rows = ServiceJob.objects.filter(uid=uid, completed_at=at)
+            row = rows.filter(Q(failed=True) | Q(due=None)).only("topic", "result").first()
+            if row is None:
+                continue
             result = row.result if isinstance(row.result, dict) else {}
             kept = str(result.get("file", ""))
-            folder = folder_of(self._kind, row.uid)
             clean = True
-            for token in folders_in(storage, folder):
+            for token in tokens:
                 place = f"{folder}/{token}"
                 if kept.startswith(f"{place}/"):
                     clean &= self._remove_others(storage, place, kept)
                 else:
                     clean &= self._remove(storage, place)
             if clean:
-                self._clean[row.uid] = ended[row.uid]
+                self._clean[uid] = at
 
     def _remove_others(self, storage: Storage, folder: str, kept: str) -> bool:
         def remove() -> None:

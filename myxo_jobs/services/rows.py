@@ -23,9 +23,6 @@ from myxo_jobs.services.files import AttemptFiles, JobFile
 
 T = TypeVar("T")
 
-# What is long: payloads, tracebacks, results. A list does without.
-LONG_COLUMNS = ("payload", "error", "traceback", "attempt_log", "result", "again")
-
 
 class ServiceJob(Job):
     """A kept job: its row, payload and result decoded; in `process`, with the run it is in."""

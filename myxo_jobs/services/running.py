@@ -6,16 +6,24 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from asgiref.sync import sync_to_async
+from django.core.files.storage import storages
 
 from myxo_jobs.errors import GiveUp, ResultInvalid
 from myxo_jobs.handlers import Handler, Run
 from myxo_jobs.payloads import Codec, storable
 from myxo_jobs.services.dials import dials
-from myxo_jobs.services.files import AttemptFiles, Strays, remove_files_of
+from myxo_jobs.services.files import (
+    STORED_NAME,
+    AttemptFiles,
+    Strays,
+    remove_files_of,
+    remove_folder,
+    try_to_remove,
+)
 from myxo_jobs.services.service import FILE_NAMES, FINISHED, FINISHED_ATTEMPTS, JobService
 
 if TYPE_CHECKING:
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
 # The models are imported by what runs: a project registers its services at any time.
 
 logger = logging.getLogger("myxo_jobs")
+
+T = TypeVar("T")
 
 MESSAGE_CHARACTERS = 2_000
 COUNTS = ("item_count", "bytes_in", "bytes_out")
@@ -70,6 +80,7 @@ def handlers_of(service: JobService, codec: Codec) -> list[Handler]:
         cancellable=service.cancellable,
         brings=service.kind + FINISHED if service.tells else "",
         tidy=_tidy_of(service),
+        undo=remove_late,
     )
     if not service.tells:
         return [main]
@@ -114,7 +125,9 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         rows = ServiceJob.objects.using(run._alias)
         row = rows.defer("payload").get(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
-        files.remove_older(is_first=run.attempt == 1)
+        older = files.older(is_first=run.attempt == 1)
+        if older and rows.filter(pk=run.id, worker=run._token).exists():
+            files.remove_older(older)
         try:
             with speaking(job), _spoken_reasons():
                 result = checked_result(files, service.process(job))
@@ -130,7 +143,9 @@ def _process_of(service: JobService) -> Callable[..., Any]:
         rows = ServiceJob.objects.using(run._alias)
         row = await rows.defer("payload").aget(pk=run.id, uid=run.uid)
         job, files = _running(service, row, payload, run)
-        await _apart(files.remove_older, is_first=run.attempt == 1)
+        older = await _apart(files.older, is_first=run.attempt == 1)
+        if older and await rows.filter(pk=run.id, worker=run._token).aexists():
+            await _apart(files.remove_older, older)
         try:
             with speaking(job), _spoken_reasons():
                 result = checked_result(files, await service.process(job))
@@ -143,9 +158,9 @@ def _process_of(service: JobService) -> Callable[..., Any]:
     return process_async if inspect.iscoroutinefunction(service.process) else process
 
 
-async def _apart(function: Callable[..., None], *arguments: Any, **named: Any) -> None:
+async def _apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Call what may take long in a thread of its own."""
-    await sync_to_async(function, thread_sensitive=False)(*arguments, **named)
+    return await sync_to_async(function, thread_sensitive=False)(*arguments, **named)
 
 
 def _running(
@@ -197,7 +212,8 @@ def checked_result(files: AttemptFiles, result: Any) -> Any:
             f"result['file'] takes the name of a file of this attempt, not {name!r}"
         )
     told = dict(zip(FILE_NAMES, (name, files.storage, sizes[name]), strict=True))
-    return {**result, **told}
+    # Last, where `service_stats` finds it.
+    return {**{key: value for key, value in result.items() if key not in told}, **told}
 
 
 def kept_file(result: Any) -> str | None:
@@ -219,6 +235,25 @@ def _check_counts(result: dict[Any, Any]) -> None:
         )
         if value is not None and not fits:
             raise ResultInvalid(f"result[{name!r}] takes a whole number from 0, not {value!r}")
+
+
+def remove_late(alias: str, result: str) -> None:
+    """Remove the file of a run whose outcome came too late, unless it was stored all the same."""
+    told = msgspec.json.decode(result)
+    name = kept_file(told)
+    stored = STORED_NAME.fullmatch(name) if name is not None else None
+    if stored is None or _is_of_a_row(alias, stored["uid"], stored[0]):
+        return
+    folder = stored[0].rpartition("/")[0]
+    try_to_remove(folder, lambda: remove_folder(storages[told["storage"]], folder, [stored[0]]))
+
+
+def _is_of_a_row(alias: str, uid: str, name: str) -> bool:
+    """Tell whether a job has a file: the answer to its outcome may have been lost."""
+    from myxo_jobs.services.rows import ServiceJob
+
+    rows = ServiceJob.objects.using(alias).filter(uid=uid, failed=False, due__isnull=True)
+    return any(kept_file(row.result) == name for row in rows.only("result"))
 
 
 # -- the end -------------------------------------------------------------------------
@@ -301,7 +336,15 @@ def clean_up(service: JobService, row: Job) -> None:
 
 
 def _remove_files(service: JobService, job: ServiceJob) -> None:
-    remove_files_of(service.kind, job.uid, job.result, service.storage_alias)
+    from myxo_jobs.models import Job
+
+    def is_as_it_was() -> bool:
+        # What cleans up may be late: another run may have the job now, and write its file.
+        rows = Job.objects.using(job._state.db).filter(pk=job.pk)
+        now = rows.values_list("worker", "failed", "started_at").first()
+        return now is None or now == (job.worker, job.failed, job.started_at)
+
+    remove_files_of(service.kind, job.uid, job.result, service.storage_alias, is_as_it_was)
 
 
 def _tidy_of(service: JobService) -> Callable[[], None]:

@@ -169,6 +169,18 @@ def see_off(outcome: Outcome, alias: str) -> None:
     outcome.cleaned = queue.clean_up(handler, row)
 
 
+def undo_apart(outcome: Outcome, alias: str) -> None:
+    """Undo what a run has stored elsewhere, by connections that are opened for it."""
+    own = HandlerConnections()
+    try:
+        if outcome.claim.handler.undo is not None:
+            outcome.claim.handler.undo(alias, outcome.result or "null")
+    except Exception as error:
+        queue.tell(logging.ERROR, outcome.claim, "what came too late is not undone", error=error)
+    finally:
+        own.leave()
+
+
 def _error_of(outcome: Outcome) -> BaseException:
     if outcome.reason == "cancelled":
         return Cancelled()
@@ -321,6 +333,7 @@ def _arguments_of(claim: Claim, around: Surroundings) -> tuple[Any, ...] | Outco
         _extend=lambda seconds: around.extend(claim, seconds),
         _is_cancelled=lambda: claim.cancelled,
         _alias=around.alias,
+        _token=claim.token,
         _notes=claim.notes,
     )
 

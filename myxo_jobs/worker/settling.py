@@ -107,14 +107,19 @@ class Settling:
     """Outcomes until they are stored, or their claim is lost.
 
     `release` is told of each claim that needs no renewal any more; `see_off` gets each
-    outcome that became a final failure here, and it comes back by `add`.
+    outcome that became a final failure here, and it comes back by `add`; `drop` gets each
+    that came too late.
     """
 
     def __init__(
-        self, release: Callable[[Claim], None], see_off: Callable[[Outcome], None]
+        self,
+        release: Callable[[Claim], None],
+        see_off: Callable[[Outcome], None],
+        drop: Callable[[Outcome], None],
     ) -> None:
         self._release = release
         self._see_off = see_off
+        self._drop = drop
         self._leaving: set[Outcome] = set()
         self._outcomes: list[Outcome] = []
         self._locked: list[Outcome] = []
@@ -231,6 +236,7 @@ class Settling:
                 self._keep_for_later(outcome)
                 continue
             self._release(outcome.claim)
+            self._drop(outcome)
             if not outcome.sent:
                 words = "lost its claim to another or was deleted: outcome dropped, %s"
                 queue.tell(logging.WARNING, outcome.claim, words, outcome.verb)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import msgspec
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -24,7 +24,7 @@ from myxo_jobs.worker.lanes import UNSTARTED_SECONDS, Lane
 from myxo_jobs.worker.leases import LeaseKeeper, close_quietly
 from myxo_jobs.worker.limits import TimeLimits, rss_mib
 from myxo_jobs.worker.process import Leftovers, ProcessState
-from myxo_jobs.worker.running import Outcome, Surroundings, see_off_apart, unstarted
+from myxo_jobs.worker.running import Outcome, Surroundings, see_off_apart, undo_apart, unstarted
 from myxo_jobs.worker.settling import Settling
 from myxo_jobs.worker.slots import AsyncSlots, EventLoop, Slots, ThreadSlots
 from myxo_jobs.worker.suspects import Suspects, Writes
@@ -121,7 +121,7 @@ class Worker:
         self._ended: deque[Outcome] = deque()
         self._last_settled = 0.0
         self._keeper = LeaseKeeper(self.alias, shortest_lease, board)
-        self._settling = Settling(self._keeper.release, self._see_off)
+        self._settling = Settling(self._keeper.release, self._see_off, self._drop)
         self._seen_off: deque[Outcome] = deque()
         self._waking = Waking(self.alias, self._on_wake)
         self._events = EventLoop()
@@ -602,6 +602,20 @@ class Worker:
         finally:
             self._seen_off.append(outcome)
             self._wake.set()
+
+    def _drop(self, outcome: Outcome) -> None:
+        """Undo what a run has stored elsewhere, whose outcome came too late.
+
+        In a thread of its own, since that may take long; what it leaves out, the sweep does.
+        """
+        undo = outcome.claim.handler.undo
+        if undo is None or outcome.verb != "keep":
+            return
+        thread = threading.Thread(
+            target=undo_apart, args=(outcome, self.alias), name="myxo_jobs undo", daemon=True
+        )
+        with suppress(RuntimeError):  # the system has no more threads for this user
+            thread.start()
 
     def _on_start(self, claim: Claim) -> None:
         """Take note of a run that begins; called in the thread that runs it."""

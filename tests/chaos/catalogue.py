@@ -1,10 +1,13 @@
 """All scenarios."""
 
+import re
+
 from tests.chaos import (
     callers,
     clocks,
     database,
     disks,
+    exports,
     handlers,
     horizon,
     hosts,
@@ -24,6 +27,7 @@ __all__ = [
     "clocks",
     "database",
     "disks",
+    "exports",
     "handlers",
     "horizon",
     "hosts",
@@ -34,10 +38,10 @@ __all__ = [
 ]
 
 
-def _place(name: str) -> tuple[bool, int]:
+def _place(name: str) -> tuple[bool, int, str]:
     """Return the place of a scenario in the list: by number, those with a name last."""
-    is_number = name[1:].isdigit()
-    return (not is_number, int(name[1:]) if is_number else 0)
+    number = re.match(r"F(\d+)", name)
+    return (number is None, int(number[1]) if number else 0, name)
 
 
 SCENARIOS = {fault: FOUND[fault] for fault in sorted(FOUND, key=_place)}

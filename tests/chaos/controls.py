@@ -73,7 +73,9 @@ def _without_full_passes() -> None:
 
 
 CONTROLS = {
-    "token": Control(_without_token, ("F4",), "the token in the statements that end a claim"),
+    "token": Control(
+        _without_token, ("F4", "F4-services"), "the token in the statements that end a claim"
+    ),
     "renewal": Control(_without_renewal, ("F30",), "the renewal of claims"),
     "fallback": Control(_without_fallback, ("F34",), "settling row by row what a batch cannot"),
     "full pass": Control(

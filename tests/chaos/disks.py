@@ -40,11 +40,13 @@ class Disk:
         self.folder.mkdir(mode=0o700)
         self._filler = self.path / "filler"
 
-    def fill(self) -> None:
-        """Leave no space."""
-        with self._filler.open("wb", buffering=0) as filler, suppress(OSError):
-            while True:
-                filler.write(bytes(4096))
+    def fill(self, *, but_kib: int = 0) -> None:
+        """Leave no space, or so much."""
+        with self._filler.open("wb", buffering=0) as filler:
+            with suppress(OSError):
+                while True:
+                    filler.write(bytes(4096))
+            filler.truncate(filler.tell() - but_kib * 1024)
 
     def free(self) -> None:
         self._filler.unlink()

@@ -373,3 +373,7 @@ if os.environ.get("MYXO_CHAOS_VERSION") != "old":
     def newest(request: Newest, run: Run) -> None:
         with recorded(request.number, run):
             pass
+
+
+if os.environ.get("MYXO_CHAOS_SERVICES"):
+    from tests.chaos import services  # noqa: F401 - it registers them

@@ -15,6 +15,7 @@ import psycopg
 from django.db import DatabaseError, InterfaceError, connection, transaction
 
 from myxo_jobs import Jobs
+from myxo_jobs.services import enqueue, get_job
 
 Outcome = Literal["acknowledged", "rolled back", "refused", "unknown", "key was there"]
 Make = Callable[[int, random.Random], msgspec.Struct]
@@ -83,6 +84,16 @@ class Oracle:
             outcome: Outcome = "refused" if _is_disk_full(error) else "unknown"
             return self._note(request, outcome, None, error)
         return self._note(request, "key was there" if job_id is None else "acknowledged", job_id)
+
+    def enqueue(self, kind: str, payload: dict[str, Any], **options: Any) -> str:
+        """Put a job of a service, that nothing keeps from being put; return its uid."""
+        number = self.number()
+        uid = enqueue(kind, {"number": number, **payload}, **options)
+        job = get_job(uid)
+        assert job is not None
+        put = Put(number, payload, "acknowledged", job.pk, time.monotonic())
+        self.puts.append(put)
+        return uid
 
     def put_in_a_block(
         self, request: Any, *, rolls_back: bool, holds: float = 0.0, **options: Any

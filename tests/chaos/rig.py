@@ -305,7 +305,7 @@ class Rig:
             time.sleep(0.01)
 
     def wait_until_drained(self) -> None:
-        """Wait until nothing is left but what failed, and what nobody here runs."""
+        """Wait until nothing is left but what has ended and stays, and what nobody here runs."""
         self.oracle.stop()
         began = time.monotonic()
         self.wait_until(self._is_drained, because="the queue drains", within=self.drain_seconds)
@@ -316,7 +316,8 @@ class Rig:
         from myxo_jobs.models import Job
 
         try:
-            rows = Job.objects.exclude(status="failed").exclude(topic__in=self.unhandled)
+            rows = Job.objects.exclude(status__in=["done", "failed"])
+            rows = rows.exclude(topic__in=self.unhandled)
             return not rows.exists()
         except (DatabaseError, InterfaceError):
             connection.close()

@@ -231,3 +231,42 @@ DIRT: dict[str, Callable[[], object]] = {
     "a session lock": lambda: _execute("SELECT pg_advisory_lock(7)"),
 }
 ONLY_POSTGRES = ("a search path", "a session lock")
+
+
+# -- texts that would do something where nothing escapes them ---------------------
+
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+TEXTS = {
+    "markup": MARKUP,
+    "an attribute": "\" onmouseover=alert(1) x='",
+    "an address": "javascript:alert(1)",
+    "a terminal": "\x1b]0;owned\x07\x1b[2J\x9b31m",
+    "a template": "{{ 7|add:'7' }}{% load static %}{% now 'Y' %}",
+    "a format": "%s %(count)s {0.__class__}",
+    "a formula": '=HYPERLINK("http://evil.example","x")',
+    "a path": "../../../../etc/passwd",
+    "a path elsewhere": "C:\\..\\..\\evil.exe",
+    "a header": "a.csv\r\nSet-Cookie: owned=1\r\n\r\n<html>",
+    "another direction": "\u202efdp.exe",
+    "another line": "x\n2026-01-01 00:00:00,000 ERROR worker=owned stopped",
+    "a nul": "a \0 inside",
+    "a page": "data:text/html,<script>alert(1)</script>.html",
+}
+
+
+def code_that_touches(path: Path) -> dict[str, object]:
+    """Return what some reader of some format would take for code to run."""
+    command = f"touch {path}"
+    return {
+        "__class__": "os.system",
+        "__reduce__": ["os.system", [command]],
+        "py/object/apply:os.system": [command],
+        "py/reduce": [{"py/function": "posix.system"}, {"py/tuple": [command]}],
+        "!!python/object/apply:os.system": [command],
+        "$type": "System.Diagnostics.Process",
+        "__proto__": {"polluted": True},
+        "yaml": f"!!python/object/apply:os.system ['{command}']",
+        "pickle": f"cposix\nsystem\n(S'{command}'\ntR.",
+        "shell": f"$({command})`{command}`; {command}",
+        "handler": "tests.chaos.zoo.code_that_touches",
+    }

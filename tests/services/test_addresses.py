@@ -534,6 +534,18 @@ def test_the_list_leads_to_pages_and_files(reader):
         assert shown in page
 
 
+@pytest.mark.parametrize("query", [{"kind": "a\0b"}, {"kind": "'"}, {"before": "a\0b"}])
+def test_whatever_a_list_is_asked_for_it_answers(reader, query):
+    job = reader.job()
+    for address in ("/jobs/", "/own/"):
+        for headers in ({}, HTML):
+            response = reader.client.get(address, query, headers=headers)
+            assert response.status_code == 200
+            assert (str(job.uid) in response.content.decode()) == (
+                "before" in query and address == "/jobs/"
+            )
+
+
 def test_a_list_can_be_of_one_kind(reader):
     mine, other = reader.job(), reader.job(kind="other")
 

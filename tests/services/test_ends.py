@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from myxo_jobs import Jobs, job, queue
@@ -157,6 +159,13 @@ def test_a_list_shows_the_newest_first_without_the_expired_and_without_plain_job
     }
     with pytest.raises(ValueError, match="status takes one of pending, running, done, failed"):
         list_jobs(status="finished")
+
+
+def test_a_kind_or_an_owner_that_no_column_can_hold_has_no_jobs():
+    stored("done")
+
+    assert list(list_jobs("export\0")) == []
+    assert list(list_jobs(owner=("auth.user", "1\0"))) == []
 
 
 def test_a_list_fetches_nothing_long(django_assert_num_queries):
@@ -316,6 +325,27 @@ def test_the_space_held_is_that_of_the_files_whatever_a_service_tells_of_itself(
 
     assert service_stats("export")["space_held"] == 8
     assert service_stats("export")["bytes_out"] == 6
+
+
+def test_the_card_reads_no_result_that_is_long(worker, ended):
+    def process(self: JobService, job: ServiceJob) -> dict[str, Any]:
+        with job.file("a \"quoted' näme.txt", text=True) as f:
+            f.write("five!")
+        return {"file": f.name, "storage": "mine", "rows": ["x" * 1000] * 1000}
+
+    register(type("Long", (JobService,), {"kind": "long", "process": process}))
+    worker(topics=["long"])
+    long = ended(enqueue("long", {}))
+    assert len(long.result["rows"]) == 1000
+    tracemalloc.start()
+    with CaptureQueriesContext(connection) as queries:
+        stats = service_stats("long")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert stats["space_held"] == 5
+    assert 'SELECT "myxo_jobs"."result"' not in str(queries.captured_queries)
+    assert most < 900_000
 
 
 @pytest.mark.parametrize("days", [-1, float("nan"), float("inf"), 1e12, 10**30, "7", True, None])

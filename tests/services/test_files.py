@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import logging
@@ -17,6 +18,7 @@ from uuid import UUID
 
 import pytest
 from django.conf import global_settings
+from django.contrib.auth.models import User
 from django.core.files.storage import FileSystemStorage, storages
 
 from myxo_jobs import GiveUp, Jobs, queue
@@ -452,6 +454,140 @@ def test_a_worker_that_comes_too_late_records_neither_result_nor_progress_nor_fi
     assert [name for name in files() if name.endswith("/notes.txt")] == [job.result["file"]]
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_file_whose_run_ends_well_but_too_late_does_not_stay(worker, ended, files, is_async):
+    over = threading.Event()
+
+    def process(self: JobService, job: ServiceJob) -> None:
+        if job.attempt == 1:
+            Job.objects.filter(pk=job.pk).update(worker="", lease_until=None)
+            wait_until(lambda: get_job(job.uid).status == "done", because="it is done", within=30)
+        with job.file("notes.txt", text=True) as f:
+            f.write(f"attempt {job.attempt}")
+        if job.attempt == 1:
+            over.set()
+
+    async def process_async(self: JobService, job: ServiceJob) -> None:
+        rows = Job.objects.filter(pk=job.pk)
+        if job.attempt == 1:
+            await rows.aupdate(worker="", lease_until=None)
+            async with asyncio.timeout(30):
+                while not await rows.filter(due=None).aexists():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        async with job.file("notes.txt", text=True) as f:
+            f.write(f"attempt {job.attempt}")
+        if job.attempt == 1:
+            over.set()
+
+    service(process_async if is_async else process, max_concurrent=2)
+    worker(topics=["export"])
+    uid = enqueue("export", {})
+    assert over.wait(60)
+    job = ended(uid)
+
+    assert job.attempts == 2
+    wait_until(lambda: files() == [job.result["file"]], because="the late file is gone", within=30)
+
+
+class Paused(FileSystemStorage):
+    """One whose first list takes as long as a test likes."""
+
+    pause: ClassVar[list[Callable[[str], object]]] = []
+
+    def listdir(self, path: str) -> tuple[list[str], list[str]]:
+        if self.pause:
+            self.pause.pop()(path)
+        return super().listdir(path)
+
+
+@pytest.fixture
+def paused(settings, private) -> Iterator[list[Callable[[str], object]]]:
+    options = {"BACKEND": f"{__name__}.Paused", "OPTIONS": {"location": str(private)}}
+    settings.STORAGES = {**settings.STORAGES, "myxo_jobs": options}
+    yield Paused.pause
+    Paused.pause.clear()
+
+
+def let_another_run_win(job: Job) -> None:
+    """Do as a process that is stopped until its claim is over, and another run is done."""
+    Job.objects.filter(pk=job.pk).update(worker="", lease_until=None)
+    wait_until(lambda: get_job(job.uid).status == "done", because="it is done", within=30)
+
+
+def test_a_run_that_comes_to_itself_too_late_removes_no_file_of_the_one_that_won(
+    worker, ended, files, paused
+):
+    late = threading.Event()
+    service(write, max_concurrent=2)
+    uid = enqueue("export", {})
+
+    def pause(path: str) -> None:
+        let_another_run_win(get_job(uid))
+        late.set()
+
+    paused.append(pause)
+    worker(topics=["export"])
+    assert late.wait(60)
+    job = ended(uid)
+
+    wait_until(lambda: files() == [job.result["file"]], because="nothing else stays", within=30)
+
+
+def test_a_cleanup_that_comes_too_late_removes_no_file_of_the_run_that_won(worker, ended, files):
+    over = threading.Event()
+
+    def process(self: JobService, job: ServiceJob) -> None:
+        write(self, job)
+        if job.attempt == 1:
+            raise GiveUp("no")
+
+    def cleanup(self: JobService, job: ServiceJob) -> None:
+        let_another_run_win(job)
+        over.set()
+
+    service(process, cleanup=cleanup, max_concurrent=2)
+    one = worker(topics=["export"])
+    uid = enqueue("export", {})
+    assert over.wait(60)
+    one.stop()
+
+    assert files() == [ended(uid).result["file"]]
+
+
+def test_a_sweep_removes_nothing_of_a_job_that_is_retried_meanwhile(private, paused):
+    service(write)
+    row = make_job("export", status="failed", uid=old_uid(1), expires_at=ago(-60))
+    path = private / f"myxo_jobs/export/{row.uid}/token/notes.csv"
+    path.parent.parent.mkdir(parents=True)
+
+    def retry(folder: str) -> None:
+        if str(row.uid) not in folder:
+            paused.append(retry)
+            return
+        jobs.retry(row.pk)
+        path.parent.mkdir()
+        path.write_text("x")
+
+    paused.append(retry)
+    sweeper().sweep()
+
+    assert not paused
+    assert path.exists()
+
+
+def test_a_file_whose_outcome_was_stored_though_its_answer_was_lost_stays(private, files):
+    service(write)
+    _, path = done_with_file(private, -60)
+    handler_of("export").undo("default", Job.objects.get().result)
+    assert path.exists()
+
+    Job.objects.update(result='{"file":"another"}')
+    result = f'{{"file":"{path.relative_to(private)}","storage":"myxo_jobs","file_bytes":1}}'
+    handler_of("export").undo("default", result)
+    handler_of("export").undo("default", "null")
+    assert files() == []
+
+
 class Unlisted(FileSystemStorage):
     """As one elsewhere that cannot list."""
 
@@ -714,6 +850,18 @@ def test_a_renamed_kind_keeps_the_files_of_its_jobs_and_removes_them_with_their_
     assert file_of(get_job(uid)).stored_name == name
     assert delete_job(uid)
     assert files() == []
+
+
+def test_run_jobs_keeps_what_a_service_has_written():
+    def process(self: JobService, job: ServiceJob) -> None:
+        User.objects.create_user("made by the service")
+
+    service(process)
+    uid = enqueue("export", {})
+    run_jobs()
+
+    assert get_job(uid).status == "done"
+    assert User.objects.filter(username="made by the service").exists()
 
 
 def test_run_jobs_writes_files_too(private, files):
