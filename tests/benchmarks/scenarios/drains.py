@@ -11,7 +11,7 @@ from tests.benchmarks.peers import Peer, contestants, left_out_if_void
 from tests.benchmarks.processes import Stage, python_actor
 from tests.benchmarks.reports import DJANGO_PEERS, OURS, PEERS, RAW, Report, at_least
 
-JOBS = 40_000
+JOBS = 100_000
 SLOW_JOBS = 8_000
 PEER_PATIENCE = 60.0
 RATE = "jobs/s"
