@@ -76,8 +76,8 @@ def drain_async(bench: Bench, report: Report) -> None:
 
 @scenario(
     "no-op jobs a second that are kept with their result; beside `drain` in the same run",
-    postgres=[at_least(RATE, 0.25, "drain")],
-    sqlite=[at_least(RATE, 0.25, "drain")],
+    postgres=[at_least(RATE, 0.2, "drain")],
+    sqlite=[at_least(RATE, 0.2, "drain")],
 )
 def drain_kept(bench: Bench, report: Report) -> None:
     count = bench.scaled(JOBS)

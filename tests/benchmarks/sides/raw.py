@@ -94,6 +94,9 @@ def fill(count: int) -> None:
             "SELECT topic, payload, priority, due FROM myxo_jobs ORDER BY id"
         )
         assert cursor.rowcount == count
+        if is_postgres():
+            # As autovacuum does after a while: without it the plans are no limit.
+            cursor.execute("ANALYZE raw_jobs")
 
 
 def put(cue: Cue, seconds: float) -> dict[str, float]:
