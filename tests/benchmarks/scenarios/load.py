@@ -21,7 +21,7 @@ ALONE = "puts alone"
 
 STARVED_PUTS = 25
 STARVED_PAUSE = 0.15
-FULL = 200_000
+FULL = 500_000
 STORM = 100_000
 STARVED = ("full topic", "storm", "limit", "priority")
 URGENT_FROM = 10_000_000
