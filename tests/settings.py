@@ -67,13 +67,16 @@ def database(alias: str) -> dict[str, Any]:
 
 DATABASES = {alias: database(alias) for alias in ("default", "other")}
 
-INSTALLED_APPS = [
+APPS_OF_PAGES = [
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.messages",
     "django.contrib.sessions",
     "rangefilter",
+]
+INSTALLED_APPS = [
+    *APPS_OF_PAGES,
     "myxo_jobs",
     "tests.app",
     "tests.worker",

@@ -169,12 +169,11 @@ def see_off(outcome: Outcome, alias: str) -> None:
     outcome.cleaned = queue.clean_up(handler, row)
 
 
-def undo_apart(outcome: Outcome, alias: str) -> None:
+def undo_apart(undo: Callable[[str, str], None], outcome: Outcome, alias: str) -> None:
     """Undo what a run has stored elsewhere, by connections that are opened for it."""
     own = HandlerConnections()
     try:
-        if outcome.claim.handler.undo is not None:
-            outcome.claim.handler.undo(alias, outcome.result or "null")
+        undo(alias, outcome.result or "null")
     except Exception as error:
         queue.tell(logging.ERROR, outcome.claim, "what came too late is not undone", error=error)
     finally:

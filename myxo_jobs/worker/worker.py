@@ -612,7 +612,7 @@ class Worker:
         if undo is None or outcome.verb != "keep":
             return
         thread = threading.Thread(
-            target=undo_apart, args=(outcome, self.alias), name="myxo_jobs undo", daemon=True
+            target=undo_apart, args=(undo, outcome, self.alias), name="myxo_jobs undo", daemon=True
         )
         with suppress(RuntimeError):  # the system has no more threads for this user
             thread.start()

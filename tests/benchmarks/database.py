@@ -21,8 +21,7 @@ def choose(name: str, stack: ExitStack) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
     if name == "sqlite":
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="myxo-benchmark-"))
-        names = {alias: f"{folder}/{alias}.sqlite3" for alias in ("default", "other")}
-        os.environ["MYXO_TEST_NAMES"] = json.dumps(names)
+        os.environ["MYXO_TEST_NAMES"] = json.dumps({"default": f"{folder}/default.sqlite3"})
     elif not os.environ.get("MYXO_TEST_POSTGRES"):
         os.environ["MYXO_TEST_POSTGRES"] = stack.enter_context(postgres_server(flush=True))
 

@@ -169,5 +169,6 @@ class ZipFolder(ZipService):
 
     def entries(self, job: ServiceJob) -> Iterator[ZipEntry]:
         folder = Path(settings.FILES, job.payload["folder"])
-        for name in sorted(os.listdir(folder)) if folder.exists() else ():  # noqa: PTH208 - short
+        # No paths: so many of them would be half of the worker's memory.
+        for name in sorted(os.listdir(folder)) if folder.exists() else ():  # noqa: PTH208
             yield ZipEntry(f"{folder.name}/{name}", name=f"notes/{name}")

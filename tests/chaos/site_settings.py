@@ -2,18 +2,11 @@
 
 from tests.chaos.settings import *  # noqa: F403
 from tests.chaos.settings import INSTALLED_APPS as OF_WORKERS
+from tests.settings import APPS_OF_PAGES
 from tests.settings import MIDDLEWARE as OF_PAGES
 from tests.settings import TEMPLATES as ENGINES
 
-INSTALLED_APPS = [
-    "django.contrib.admin",
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.messages",
-    "django.contrib.sessions",
-    "rangefilter",
-    *OF_WORKERS,
-]
+INSTALLED_APPS = [*APPS_OF_PAGES, *OF_WORKERS]
 MIDDLEWARE = OF_PAGES
 TEMPLATES = ENGINES
 ROOT_URLCONF = "tests.services.addresses"
