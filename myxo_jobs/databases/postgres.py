@@ -89,31 +89,55 @@ EPOCH = "extract(epoch FROM statement_timestamp())::float8"
 
 # Rows keep the order in which the levels give them: a nested loop over them in their
 # order, each read along the index, and all that is made of it read from first to last.
-CLAIM = f"""
-WITH RECURSIVE {{levels}},
-free AS MATERIALIZED (
-    SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect,
-        split_part(job.worker, '/', 2) AS mark, job.is_cancelled
-    FROM level CROSS JOIN LATERAL (
-        SELECT id, due, lease_until, worker,
-            cancelled_at IS NOT NULL AND again IS NULL AS is_cancelled
-        FROM myxo_jobs
+LINE = """level CROSS JOIN LATERAL (
+        SELECT {columns} FROM myxo_jobs
         WHERE topic = %(topic)s AND priority = level.priority AND due >= level.floor
-            AND {{claimable}}
+            AND {claimable}
         ORDER BY due, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
     ) AS job
-    LIMIT %(limit)s
-),
-{{taking}}
--- The array makes one walk along the index of what a join would look up one by one.
-UPDATE myxo_jobs AS job
-SET worker = %(token)s,
+    LIMIT %(limit)s"""
+TAKING = f"""worker = %(token)s,
     lease_until = statement_timestamp() + %(lease)s * interval '1 second',
     attempts = CASE WHEN job.again IS NULL THEN least(job.attempts, {MOST_ATTEMPTS}) + 1 ELSE 1 END,
     payload = coalesce(job.again, job.payload),
     cancelled_at = CASE WHEN job.again IS NULL THEN job.cancelled_at END,
     again = NULL,
-    started_at = statement_timestamp(){{kept}}
+    started_at = statement_timestamp()"""
+WITH_WHAT_IT_WAS = """id, due, lease_until, worker,
+            cancelled_at IS NOT NULL AND again IS NULL AS is_cancelled"""
+CREATED_AT = "extract(epoch FROM job.created_at)::float8"
+
+# Of jobs that nobody has claimed before: the usual claim, and so the shortest. The array
+# makes one walk along the index of what a join would look up one by one.
+CLAIM_FRESH = f"""
+WITH RECURSIVE {{levels}},
+free AS MATERIALIZED (SELECT job.id FROM {LINE.format(columns="id", claimable=FRESH)}),
+job AS (
+    UPDATE myxo_jobs AS job SET {TAKING}
+    WHERE job.id = ANY (ARRAY(SELECT id FROM free)) AND {UNFLUSHED}
+    RETURNING job.id, payload, key, attempts, created_at, cancelled_at, priority, due
+)
+SELECT id, payload, {{key}}, attempts, {{created_at}}, false,
+    cancelled_at IS NOT NULL, priority, due::text
+FROM job ORDER BY priority DESC, due, id
+"""
+# Of all jobs, and of kept ones.
+CLAIM = f"""
+WITH RECURSIVE {{levels}},
+free AS MATERIALIZED (
+    SELECT job.id, level.priority, job.due, job.lease_until IS NOT NULL AS suspect,
+        split_part(job.worker, '/', 2) AS mark, job.is_cancelled
+    FROM {LINE.format(columns=WITH_WHAT_IT_WAS, claimable="{claimable}")}
+),
+-- A suspect is claimed alone: the first in line, or everything before it.
+placed AS (
+    SELECT id, suspect, mark, row_number() OVER () AS place,
+        count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING) AS suspects
+    FROM free
+),
+taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1 AND {{first}})
+UPDATE myxo_jobs AS job
+SET {TAKING}{{kept}}
 WHERE job.id = {{taken}} AND {UNFLUSHED}
 RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
     CASE WHEN job.id = (SELECT id FROM taken LIMIT 1) THEN (
@@ -130,30 +154,20 @@ RETURNING job.id, job.payload, {{key}}, job.attempts, {{created_at}},
         )
     ) END{{uid}}
 """
-# Where none may be a suspect, all that is free is taken, and nothing is counted.
-TAKE_ALL = "taken AS MATERIALIZED (SELECT id, suspect, mark FROM free)"
-# A suspect is claimed alone: the first in line, or everything before it.
-TAKE_IN_LINE = """
-placed AS (
-    SELECT id, suspect, mark, row_number() OVER () AS place,
-        count(*) FILTER (WHERE suspect) OVER (ROWS UNBOUNDED PRECEDING) AS suspects
-    FROM free
-),
-taken AS MATERIALIZED (SELECT * FROM placed WHERE suspects = 0 OR place = 1 AND {first})"""
 # A kept job gets the uid of its place in the line, which only a join tells.
 KEPT = f""",
     updated_at = statement_timestamp(), {EMPTIED},
     uid = coalesce(job.uid, (%(uids)s::uuid[])[taken.place])
 FROM taken"""
 CLAIMS = {
-    (on_suspect, told, floored, kept): CLAIM.format(
+    (on_suspect, told, floored, kept): (
+        CLAIM_FRESH if on_suspect == "skip" and not kept else CLAIM
+    ).format(
         levels=LEVELS_GIVEN if floored else LEVELS_FOUND,
         claimable=FRESH if on_suspect == "skip" else CLAIMABLE_WHEN_SENT,
-        taking=TAKE_ALL
-        if on_suspect == "skip" and not kept
-        else TAKE_IN_LINE.format(first="mark <> ''" if on_suspect == "stop" else "true"),
+        first="mark <> ''" if on_suspect == "stop" else "true",
         key="job.key" if told else "NULL",
-        created_at="extract(epoch FROM job.created_at)::float8" if told else "NULL",
+        created_at=CREATED_AT if told else "NULL",
         kept=KEPT if kept else "",
         taken=f"{'taken.id AND job.id = ' if kept else ''}ANY (ARRAY(SELECT id FROM taken))",
         uid=", job.uid::text" if kept else "",
@@ -499,14 +513,17 @@ class PostgreSQL(Database):
             values["uids"] = uids
         with connection.cursor() as cursor:
             cursor.execute(CLAIMS[on_suspect, told, floors is not None, uids is not None], values)
-            rows = {row[0]: row for row in cursor.fetchall()}
-        about = next((row[5] for row in rows.values() if row[5]), None)
-        if about is None:
+            rows = cursor.fetchall()
+        if not rows:
             return Claimed([], [])
+        if on_suspect == "skip" and uids is None:
+            return _fresh(rows)
+        by_id = {row[0]: row for row in rows}
+        about = next(row[5] for row in rows if row[5])
         self._clocks.learn(connection, about["epoch"], began)
         suspect = about["suspect"]
-        claimed = [(*rows[job_id][:5], suspect) for job_id in about["line"]]
-        given = {} if uids is None else {job_id: row[6] for job_id, row in rows.items()}
+        claimed = [(*by_id[job_id][:5], suspect) for job_id in about["line"]]
+        given = {} if uids is None else {row[0]: row[6] for row in rows}
         cancelled = about["cancelled"] or ()
         return Claimed(claimed, about["floors"], given, about["mark"], cancelled)
 
@@ -629,6 +646,13 @@ def _can_be_read(descriptor: int) -> bool:
     poll = select.poll()  # select() refuses descriptors above 1023
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _fresh(rows: Sequence[tuple[Any, ...]]) -> Claimed:
+    """Return what CLAIM_FRESH took."""
+    first = {row[7]: row[8] for row in reversed(rows)}
+    cancelled = [row[0] for row in rows if row[6]]
+    return Claimed([row[:6] for row in rows], list(first.items()), cancelled=cancelled)
 
 
 def _moment(due: Due) -> tuple[str, list[Any]]:

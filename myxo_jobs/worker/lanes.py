@@ -35,6 +35,8 @@ class Lane:
         # Whether a claim may find something: set by wake-ups and looks, unset when one
         # comes back empty.
         self.hopeful = True
+        # Whether a wake-up told of fresh jobs, which is all that a claim then looks for.
+        self.woken = False
         self.floors = Floors()
         # Moments of the monotonic clock: it takes no suspects before this one, asked for
         # some at this one, and claims nothing before this one.
@@ -67,6 +69,11 @@ class Lane:
         if self.in_hand >= self.size and self.slots.waiting() > self.low:
             return 0
         return max(self.size + ahead - self.in_hand, 0)
+
+    @property
+    def may_find(self) -> bool:
+        """Whether a claim may find something."""
+        return self.hopeful or self.woken
 
     @property
     def is_paused(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -39,6 +40,9 @@ LOOK_ON_SECONDS = 2 * queue.WAKE_WINDOW_SECONDS
 LOOK_ON_EVERY_SECONDS = 0.01
 # Outcomes wait for others at most so long, while there is more to run.
 SETTLE_SECONDS = 0.005
+# How soon the loop, after a statement, gets the interpreter back from handlers that keep
+# it busy: Python's own 5 ms are as long as several statements.
+SWITCH_SECONDS = 0.0005
 OUTAGE_LOG_SECONDS = 10.0
 # A topic whose claim the database refuses for its own sake is tried again after so long.
 BROKEN_LANE_SECONDS = 10.0
@@ -119,7 +123,7 @@ class Worker:
         self._wake = threading.Event()
         self._stopping = False
         self._ended: deque[Outcome] = deque()
-        self._last_settled = 0.0
+        self._turned = 0.0
         self._keeper = LeaseKeeper(self.alias, shortest_lease, board)
         self._settling = Settling(self._keeper.release, self._see_off, self._drop)
         self._seen_off: deque[Outcome] = deque()
@@ -216,6 +220,8 @@ class Worker:
         )
         if self._board is not None:
             self._board.introduce(self._tokens.prefix)
+        if self._process is not None:
+            sys.setswitchinterval(SWITCH_SECONDS)
         try:
             self._keeper.start()
             self._waking.start()
@@ -235,7 +241,7 @@ class Worker:
         if self._stopping or self.worn:
             return True
         idle = not any(
-            lane.in_hand or (not lane.is_paused and (lane.hopeful or lane.floors.in_doubt))
+            lane.in_hand or (not lane.is_paused and (lane.may_find or lane.floors.in_doubt))
             for lane in self._lanes.values()
         )
         return (
@@ -264,6 +270,7 @@ class Worker:
             self._note_outage(error, began)
             return
         self._note_contact(began)
+        self._turned = time.monotonic()
         self._wake.wait(self._pause())
 
     def _pause(self) -> float:
@@ -274,25 +281,36 @@ class Worker:
         moments = [self._next_look, self._dials_after]
         moments += [moment for moment in self._suspects_follow_at() if moment > now]
         for lane in self._lanes.values():
-            if lane.hopeful and self._room(lane, now):
+            if lane.may_find and self._room(lane, now):
                 return 0.0
-            if lane.hopeful and lane.claims_after > now:
+            if lane.may_find and lane.claims_after > now:
                 moments.append(lane.claims_after)
             oldest = lane.oldest_unstarted()
             if oldest is not None:
                 moments.append(oldest + UNSTARTED_SECONDS)
         to_store = self._settling.wait()
         if to_store is not None:
-            moments.append(now + to_store)
+            moments.append(max(now + to_store, self._settles_at()))
         return max(min(moments) - now, 0.0)
 
     def _settle(self) -> None:
         self._take_in()
         began = time.monotonic()
-        if not self._settling.is_empty():
-            self._settling.store(self._own())
-            self._writes.add(began, time.monotonic())
-        self._last_settled = time.monotonic()
+        if self._settling.is_empty() or began < self._settles_at():
+            return
+        self._settling.store(self._own())
+        self._writes.add(began, time.monotonic())
+        self._turned = time.monotonic()
+
+    def _settles_at(self) -> float:
+        """Return from when on to store outcomes: at once while a topic needs more to run."""
+        if (
+            self._stopping
+            or self.worn
+            or any(lane.slots.waiting() <= lane.low for lane in self._lanes.values())
+        ):
+            return 0.0
+        return self._turned + SETTLE_SECONDS
 
     def _take_in(self) -> None:
         while self._seen_off:
@@ -390,7 +408,7 @@ class Worker:
             return
         self._looked_at = now
         self._next_look = now + self.poll
-        lanes = [lane for lane in self._lanes.values() if not lane.hopeful]
+        lanes = [lane for lane in self._lanes.values() if not lane.may_find]
         if not lanes:
             return
         floors = {lane.handler.topic: lane.floors.at(now) for lane in lanes}
@@ -424,11 +442,12 @@ class Worker:
             if self._stopping or self.worn:
                 return
             began = time.monotonic()
-            room = self._room(lane, began) if lane.hopeful else 0
+            room = self._room(lane, began) if lane.may_find else 0
             if not room:
                 continue
-            lane.hopeful = False  # before the claim: a wake-up during it sets it again
-            claims = self._claim_for(lane, room, began)
+            on_suspect = self._on_suspect(lane, began)
+            lane.hopeful = lane.woken = False  # before: a wake-up during it sets it again
+            claims = self._claim_for(lane, room, began, on_suspect)
             if not claims:
                 continue
             lane.hopeful = True
@@ -450,9 +469,8 @@ class Worker:
             room = min(room, max(self._max_jobs - self._ended_jobs - in_hand, 0))
         return room
 
-    def _claim_for(self, lane: Lane, room: int, now: float) -> list[Claim]:
+    def _claim_for(self, lane: Lane, room: int, now: float, on_suspect: OnSuspect) -> list[Claim]:
         connection = self._own()
-        on_suspect = self._on_suspect(lane, now)
         if self._board is not None:
             self._board.claiming(True)
         try:
@@ -503,7 +521,7 @@ class Worker:
                 lane.suspects_asked_at = now
 
     def _on_suspect(self, lane: Lane, now: float) -> OnSuspect:
-        if not lane.has_free_slot() or not self._may_take_suspects(lane, now):
+        if not lane.hopeful or not lane.has_free_slot() or not self._may_take_suspects(lane, now):
             return "skip"
         return "take" if self._writes.had_time(now) else "stop"
 
@@ -575,10 +593,7 @@ class Worker:
         if self._wake.is_set():
             return
         lane = self._lanes[outcome.claim.handler.topic]
-        if (
-            lane.slots.waiting() <= lane.low
-            or time.monotonic() - self._last_settled > SETTLE_SECONDS
-        ):
+        if lane.slots.waiting() <= lane.low or time.monotonic() - self._turned > SETTLE_SECONDS:
             self._wake.set()
 
     def _see_off(self, outcome: Outcome) -> None:
@@ -647,7 +662,7 @@ class Worker:
             if not woken:
                 return
             for topic in woken:
-                self._lanes[topic].hopeful = True
+                self._lanes[topic].woken = True
             self._look_on(time.monotonic())
         self._wake.set()
 

@@ -35,6 +35,7 @@ def test_progress_is_seen_in_the_row_while_the_job_runs_and_the_last_with_its_en
 
     @job(Task, topic="t.Keep", keep=60)
     def handle(request: Task, run: Run) -> None:
+        time.sleep(0.01)  # later than its start also where moments are milliseconds
         run.progress(3, 10, "Writing notes")
         go_on.wait(10)
         run.progress(10, 10)

@@ -31,10 +31,15 @@ def fill(request: str, count: int) -> None:
     assert jobs.put_many(make(number) for number in range(count)) == count
 
 
+def _worker(topics: list[str], workers: int | None) -> Worker:
+    """Make a worker as `runjobs` does: one that has its process to itself."""
+    return Worker(topics=topics, workers=workers, watchdog=True)
+
+
 def drain(cue: Cue, topic: str, count: int, workers: int | None = None) -> dict[str, Any]:
     """Run all jobs with one worker; the time ends when the last row has left, or is kept."""
     evidence.expected = count
-    worker = Worker(topics=[topic], workers=workers)
+    worker = _worker([topic], workers)
     connection.ensure_connection()
     cue.ready()
     began, cpu = time.monotonic(), time.process_time()
@@ -54,7 +59,7 @@ def drain(cue: Cue, topic: str, count: int, workers: int | None = None) -> dict[
 
 def work(cue: Cue, topics: list[str], workers: int | None = None) -> dict[str, Any]:
     """Run a worker until told to stop."""
-    with Worker(topics=topics, workers=workers):
+    with _worker(topics, workers):
         time.sleep(0.5)  # until it is idle, or busy
         cue.ready()
         cue.wait_for_word()
