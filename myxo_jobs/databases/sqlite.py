@@ -35,6 +35,7 @@ from myxo_jobs.databases.base import (
     Row,
     ValueType,
 )
+from myxo_jobs.databases.file_notices import FileNotices
 from myxo_jobs.databases.floors import Floor
 from myxo_jobs.models import sqlite_moment
 
@@ -45,9 +46,12 @@ BUSY_RETRY_SECONDS = 0.001
 BUSY_PATIENCE_SECONDS = 2.0
 # An atomic job has not begun yet while it waits for the lock: it can wait longer.
 ATOMIC_PATIENCE_SECONDS = 60.0
-# A look costs 0.1 ms of CPU, most of it for waking: more of them would cost an idle
-# worker over a hundredth of a core.
-DATA_VERSION_SECONDS = 0.02
+# How often a listener looks at the file at most, and where the system tells nothing of
+# writes: a look costs 0.1 ms of CPU, most of it for waking.
+LOOK_SECONDS = 0.02
+# A write can be seen once its transaction has committed, a moment after the system has told
+# of it: it is looked for after so long, then after twice as long, and so on.
+FIRST_LOOK_SECONDS = 0.001
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 # The condition of the claim index, which SQLite compares as it is written: Django up to
@@ -517,21 +521,37 @@ class _Entered(AbstractContextManager[None]):
 
 
 class SQLiteListener(Listener):
-    """Watches `PRAGMA data_version`, which moves when another connection commits."""
+    """Watches `PRAGMA data_version`, which moves when another connection commits.
+
+    It looks when the system tells that the file was written, or else all the time.
+    """
 
     def __init__(self, database: SQLite, alias: str) -> None:
         self._connection = database.open(alias)
         self._version = self._data_version()
+        self._changed_at = 0.0
+        self._notices = _notices_of(self._connection)
 
     def wait(self, seconds: float) -> set[str] | None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            version = self._data_version()
-            if version is None or version != self._version:
-                self._version = version
-                return None
-            time.sleep(DATA_VERSION_SECONDS)
-        return set()
+        time.sleep(max(self._changed_at + LOOK_SECONDS - time.monotonic(), 0.0))
+        pause = FIRST_LOOK_SECONDS if self._notices else LOOK_SECONDS
+        was_written = self._notices is None
+        while not self._has_changed():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return set()
+            if self._notices and not was_written:
+                was_written = self._notices.wait(left)
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, LOOK_SECONDS)
+        self._changed_at = time.monotonic()
+        return None
+
+    def _has_changed(self) -> bool:
+        before, self._version = self._version, self._data_version()
+        return self._version is None or self._version != before
 
     def _data_version(self) -> int | None:
         """Return the file's version, None while it is busy: then it is being changed."""
@@ -550,3 +570,14 @@ class SQLiteListener(Listener):
 
     def close(self) -> None:
         self._connection.close()
+        if self._notices is not None:
+            self._notices.close()
+
+
+def _notices_of(connection: BaseDatabaseWrapper) -> FileNotices | None:
+    """Return what tells of writes to a database's files, None where the system does not."""
+    file = connection.connection.execute("PRAGMA database_list").fetchone()[2]
+    try:
+        return FileNotices([Path(file), Path(f"{file}-wal")])
+    except OSError:
+        return None

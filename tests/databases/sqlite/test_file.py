@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.test import TestCase
 
 from myxo_jobs import Jobs, OwnTransactionImpossible
-from myxo_jobs.databases import database_of
+from myxo_jobs.databases import database_of, sqlite
+from myxo_jobs.databases.file_notices import FileNotices
 from myxo_jobs.models import Job
 from tests.app.jobs import Work
 from tests.app.models import Note
@@ -105,19 +109,81 @@ def test_a_claim_waits_for_another_writer(make_job, claim_one, written_elsewhere
     assert claim_one("receipts").attempt == 1
 
 
-def test_a_listener_sees_the_commit_of_another_connection(make_job):
+@pytest.fixture(params=["told by the system", "by looking"])
+def listener(request, monkeypatch):
+    if request.param == "by looking":
+        monkeypatch.setattr(sqlite, "FileNotices", no_notices)
     listener = database_of("default").listen("default")
+    yield listener
+    listener.close()
+
+
+def no_notices(files: Iterable[Path]) -> FileNotices:
+    raise OSError("no more of them")
+
+
+def test_a_listener_sees_the_commit_of_another_connection(listener):
+    assert listener.wait(0.1) == set()
+    in_threads(lambda: jobs.put(Work("w")))
+    assert listener.wait(5) is None
+    assert listener.wait(0.1) == set()
+    with transaction.atomic():
+        jobs.put(Work("w"))
+        assert listener.wait(0.1) == set()
+    assert listener.wait(5) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_a_listener_sees_a_commit_whose_flush_takes_as_long(listener, written_elsewhere, seconds):
+    assert listener.wait(0.1) == set()
+    written_elsewhere(seconds)
+    assert listener.wait(5) is None
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_listener_sees_commits_to_a_file_that_turns_to_another_journal_mode(tmp_path, mode):
+    project = sqlite3.connect(tmp_path / "db.sqlite3", isolation_level=None)
+    project.execute("CREATE TABLE words (word)")
+    notices = FileNotices([tmp_path / "db.sqlite3", tmp_path / "db.sqlite3-wal"])
     try:
-        assert listener.wait(0.1) == set()
-        in_threads(lambda: jobs.put(Work("w")))
-        assert listener.wait(5) is None
-        assert listener.wait(0.1) == set()
-        with transaction.atomic():
-            jobs.put(Work("w"))
-            assert listener.wait(0.1) == set()
-        assert listener.wait(5) is None
+        assert not notices.wait(0.01)
+        project.execute(f"PRAGMA journal_mode = {mode}")
+        while notices.wait(0.01):
+            pass
+        project.execute("SELECT * FROM words").fetchall()
+        assert not notices.wait(0.1)
+        project.execute("INSERT INTO words VALUES ('one')")
+        assert notices.wait(5)
     finally:
-        listener.close()
+        notices.close()
+        project.close()
+
+
+def test_no_notices_are_promised_of_files_that_are_not_there(tmp_path):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="inotify_add_watch"):
+        FileNotices([tmp_path / "none", tmp_path / "none-wal"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_beside_steady_writers_a_listener_looks_no_oftener_than_without_notices(
+    listener, monkeypatch
+):
+    looks = []
+    look = listener._data_version
+    monkeypatch.setattr(listener, "_data_version", lambda: looks.append(1) or look())
+    ends = time.monotonic() + 2
+
+    def write() -> None:
+        while time.monotonic() < ends:
+            Note.objects.create(text="again")
+
+    def listen() -> None:
+        while time.monotonic() < ends:
+            listener.wait(0.3)
+
+    in_threads(write, listen)
+    assert 20 < len(looks) < 2 * 2 / sqlite.LOOK_SECONDS
 
 
 def test_the_worker_s_own_connection_does_not_wait_for_the_drive_and_ours_does_as_set():
