@@ -174,6 +174,11 @@ class Database(ABC):
         """
         return ""
 
+    def let_others_write(  # noqa: B027 - not abstract: most databases have room for all
+        self, connection: BaseDatabaseWrapper, seconds: float
+    ) -> None:
+        """After a write of a worker's loop that took so long: leave others room for theirs."""
+
     # -- put -----------------------------------------------------------------
 
     @abstractmethod

@@ -8,6 +8,7 @@ worker that sleeps so long beside steady writers never gets its turn.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import msgspec
 from django.db import OperationalError, transaction
@@ -44,6 +46,14 @@ T = TypeVar("T")
 BUSY_RETRY_SECONDS = 0.001
 # How long the worker tries before it reports the file as busy, and tries again later.
 BUSY_PATIENCE_SECONDS = 2.0
+# Who waits for the write lock looks for it ever more rarely, at last ten times a second, and
+# a busy worker would always have taken it again. So after a write its loop rests for a share
+# of the time that took: for more of it while others have written lately.
+SHARE_BESIDE_OTHERS = 0.5
+SHARE_ALONE = 0.1
+OTHERS_SECONDS = 10.0
+# A write that took longer has waited itself.
+LONGEST_REST_SECONDS = 0.02
 # An atomic job has not begun yet while it waits for the lock: it can wait longer.
 ATOMIC_PATIENCE_SECONDS = 60.0
 # How often a listener looks at the file at most, and where the system tells nothing of
@@ -135,6 +145,24 @@ PASSING_WORDS = frozenset(
 )
 
 
+class Others:
+    """Whether other connections write to a file, by what one connection sees of it."""
+
+    def __init__(self, version: int | None) -> None:
+        self._version = version
+        self._wrote_at = -math.inf
+
+    def note(self, version: int | None) -> None:
+        """Take note of the file's version, which others' commits move; None while it is busy."""
+        if version is None or version != self._version:
+            self._version = version
+            self._wrote_at = time.monotonic()
+
+    @property
+    def write(self) -> bool:
+        return time.monotonic() - self._wrote_at < OTHERS_SECONDS
+
+
 class SQLite(Database):
     sends_wakeups = False
     can_write_beside = False
@@ -144,6 +172,7 @@ class SQLite(Database):
     def __init__(self) -> None:
         # Size of each file's write-ahead log when it was last looked at.
         self._log_bytes: dict[str, int] = {}
+        self._others: WeakKeyDictionary[BaseDatabaseWrapper, Others] = WeakKeyDictionary()
 
     def open(self, alias: str) -> BaseDatabaseWrapper:
         connection = super().open(alias)
@@ -176,6 +205,13 @@ class SQLite(Database):
             f"{file}-wal has grown to {size / 2**20:.0f} MiB: some process reads in a transaction "
             f"that it keeps open; find it with `lsof {file}` and let it end"
         )
+
+    def let_others_write(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
+        version = _data_version(connection)
+        others = self._others.setdefault(connection, Others(version))
+        others.note(version)
+        share = SHARE_BESIDE_OTHERS if others.write else SHARE_ALONE
+        time.sleep(min(seconds * share, LONGEST_REST_SECONDS))
 
     def is_fit(self, connection: BaseDatabaseWrapper) -> bool:
         try:
@@ -528,7 +564,7 @@ class SQLiteListener(Listener):
 
     def __init__(self, database: SQLite, alias: str) -> None:
         self._connection = database.open(alias)
-        self._version = self._data_version()
+        self._version = _data_version(self._connection)
         self._changed_at = 0.0
         self._notices = _notices_of(self._connection)
 
@@ -550,20 +586,8 @@ class SQLiteListener(Listener):
         return None
 
     def _has_changed(self) -> bool:
-        before, self._version = self._version, self._data_version()
+        before, self._version = self._version, _data_version(self._connection)
         return self._version is None or self._version != before
-
-    def _data_version(self) -> int | None:
-        """Return the file's version, None while it is busy: then it is being changed."""
-        with self._connection.wrap_database_errors:
-            try:
-                row = self._connection.connection.execute("PRAGMA data_version").fetchone()
-            except sqlite3.OperationalError as error:
-                if _is_busy(error):
-                    return None
-                raise
-        version: int = row[0]
-        return version
 
     def hears(self, gives_up: Callable[[], bool]) -> bool:
         return True
@@ -572,6 +596,19 @@ class SQLiteListener(Listener):
         self._connection.close()
         if self._notices is not None:
             self._notices.close()
+
+
+def _data_version(connection: BaseDatabaseWrapper) -> int | None:
+    """Return the file's version, None while it is busy: then it is being changed."""
+    with connection.wrap_database_errors:
+        try:
+            row = connection.connection.execute("PRAGMA data_version").fetchone()
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return None
+            raise
+    version: int = row[0]
+    return version
 
 
 def _notices_of(connection: BaseDatabaseWrapper) -> FileNotices | None:

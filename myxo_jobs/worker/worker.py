@@ -299,7 +299,7 @@ class Worker:
         if self._settling.is_empty() or began < self._settles_at():
             return
         self._settling.store(self._own())
-        self._writes.add(began, time.monotonic())
+        self._note_write(began)
         self._turned = time.monotonic()
 
     def _settles_at(self) -> float:
@@ -498,7 +498,7 @@ class Worker:
             lane.claims_after = now + BROKEN_LANE_SECONDS
             return []
         if claims or on_suspect == "stop":
-            self._writes.add(now, time.monotonic())
+            self._note_write(now)
         self._keeper.hold(claims)
         if self._board is not None:
             self._board.claiming(False)
@@ -506,6 +506,11 @@ class Worker:
             self._look_when_in_doubt(lane)
         self._note_suspects(lane, on_suspect, claims, now)
         return claims
+
+    def _note_write(self, began: float) -> None:
+        ended = time.monotonic()
+        self._writes.add(began, ended)
+        self._database.let_others_write(self._own(), ended - began)
 
     def _note_suspects(
         self, lane: Lane, on_suspect: OnSuspect, claims: Sequence[Claim], now: float

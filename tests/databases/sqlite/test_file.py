@@ -170,8 +170,8 @@ def test_beside_steady_writers_a_listener_looks_no_oftener_than_without_notices(
     listener, monkeypatch
 ):
     looks = []
-    look = listener._data_version
-    monkeypatch.setattr(listener, "_data_version", lambda: looks.append(1) or look())
+    look = sqlite._data_version
+    monkeypatch.setattr(sqlite, "_data_version", lambda asked: looks.append(1) or look(asked))
     ends = time.monotonic() + 2
 
     def write() -> None:
