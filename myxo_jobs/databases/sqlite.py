@@ -11,6 +11,7 @@ import json
 import math
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -93,13 +94,20 @@ UPDATE myxo_jobs SET worker = ?, started_at = {NOW},
     payload = coalesce(again, payload), again = NULL,
     cancelled_at = CASE WHEN again IS NULL THEN cancelled_at END,
     lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', ? || ' seconds')
-WHERE id = ?
-"""
-TAKE_KEPT = TAKE.replace("SET worker", f"SET updated_at = {NOW}, {EMPTIED}, uid = ?, worker")
+WHERE id """
+# All at once: between two statements, or two of their rows, another thread may keep Python.
+GIVEN = "IN (SELECT value FROM json_each(?))"
+TAKE_ALL = f"{TAKE} {GIVEN}"
+TAKE_KEPT = (
+    TAKE.replace("SET worker", f"SET updated_at = {NOW}, {EMPTIED}, uid = ?, worker") + "= ?"
+)
 # On a full drive a transaction that changes nothing succeeds. A claim that stopped before
 # a suspect writes, so that its success tells that the holder can write, too.
 TOUCH = "UPDATE myxo_jobs SET topic = topic WHERE id = ?"
-DELETE_HELD = "DELETE FROM myxo_jobs WHERE id = ? AND worker = ? AND again IS NULL"
+HELD = f"""
+SELECT json_group_array(id) FROM myxo_jobs WHERE id {GIVEN} AND worker = ? AND again IS NULL
+"""
+DELETE = f"DELETE FROM myxo_jobs WHERE id {GIVEN}"
 CAN_CLAIM = f"""
 SELECT 1 FROM myxo_jobs WHERE topic = ? AND priority = ? AND due >= ? AND {CLAIMABLE}
 ORDER BY due, id LIMIT 1
@@ -327,7 +335,7 @@ class SQLite(Database):
             taken = _up_to_a_suspect(free, takes_any=on_suspect == "take")
             given: dict[int, str] = {}
             if uids is None:
-                raw.executemany(TAKE, [(token, lease, row[0]) for row in taken])
+                raw.execute(TAKE_ALL, (token, lease, json.dumps([row[0] for row in taken])))
             else:
                 given = {
                     row[0]: row[8] or UUID(uid).hex for row, uid in zip(taken, uids, strict=False)
@@ -360,11 +368,16 @@ class SQLite(Database):
     def delete_held(
         self, connection: BaseDatabaseWrapper, held: Sequence[tuple[int, str]]
     ) -> set[int]:
+        by_token: defaultdict[str, list[int]] = defaultdict(list)
+        for job_id, token in held:
+            by_token[token].append(job_id)
+        deleted: set[int] = set()
         with _immediate(connection) as raw:
-            delete = raw.cursor().execute
-            return {
-                job_id for job_id, token in held if delete(DELETE_HELD, (job_id, token)).rowcount
-            }
+            for token, ids in by_token.items():
+                (found,) = raw.execute(HELD, (json.dumps(ids), token)).fetchone()
+                raw.execute(DELETE, (found,))
+                deleted.update(json.loads(found))
+        return deleted
 
     def update_held(
         self,
@@ -571,17 +584,18 @@ class SQLiteListener(Listener):
     def wait(self, seconds: float) -> set[str] | None:
         deadline = time.monotonic() + seconds
         time.sleep(max(self._changed_at + LOOK_SECONDS - time.monotonic(), 0.0))
-        pause = FIRST_LOOK_SECONDS if self._notices else LOOK_SECONDS
-        was_written = self._notices is None
+        pause = seconds
         while not self._has_changed():
             left = deadline - time.monotonic()
             if left <= 0:
                 return set()
-            if self._notices and not was_written:
-                was_written = self._notices.wait(left)
-            else:
+            if self._notices is None:
+                time.sleep(LOOK_SECONDS)
+            elif self._notices.wait(min(pause, left)):
+                pause = FIRST_LOOK_SECONDS
                 time.sleep(pause)
-                pause = min(2 * pause, LOOK_SECONDS)
+            else:
+                pause *= 2
         self._changed_at = time.monotonic()
         return None
 

@@ -219,3 +219,39 @@ def test_a_claim_that_stops_before_a_suspect_proves_that_the_file_can_be_written
         before = cursor.execute("SELECT total_changes()").fetchone()[0]
         assert claim_some("receipts", on_suspect="stop") == []
         assert cursor.execute("SELECT total_changes()").fetchone()[0] == before + 1
+
+
+def test_after_a_write_the_loop_leaves_others_more_room_while_they_write():
+    database, took = database_of("default"), 0.03
+    own = database.open("default")
+
+    def rested() -> float:
+        began = time.monotonic()
+        database.let_others_write(own, took)
+        return time.monotonic() - began
+
+    try:
+        alone = min(rested() for _ in range(5))
+        in_threads(lambda: Note.objects.create(text="another's"))
+        beside = min(rested() for _ in range(5))
+    finally:
+        own.close()
+
+    assert took * sqlite.SHARE_ALONE <= alone < took * sqlite.SHARE_BESIDE_OTHERS
+    assert beside >= took * sqlite.SHARE_BESIDE_OTHERS
+
+
+def test_own_writes_are_no_reason_to_leave_others_more_room(make_job):
+    database = database_of("default")
+    own = database.open("default")
+    try:
+        others = sqlite.Others(sqlite._data_version(own))
+        with own.cursor() as cursor:
+            cursor.execute("UPDATE myxo_jobs SET priority = 1")
+        others.note(sqlite._data_version(own))
+        assert not others.write
+        make_job("receipts")
+        others.note(sqlite._data_version(own))
+        assert others.write
+    finally:
+        own.close()
