@@ -303,12 +303,9 @@ class Worker:
         self._turned = time.monotonic()
 
     def _settles_at(self) -> float:
-        """Return from when on to store outcomes: at once while a topic needs more to run."""
-        if (
-            self._stopping
-            or self.worn
-            or any(lane.slots.waiting() <= lane.low for lane in self._lanes.values())
-        ):
+        """Return from when on outcomes are stored: at once unless every topic has enough to run."""
+        has_enough = all(lane.slots.waiting() > lane.low for lane in self._lanes.values())
+        if not has_enough or self._stopping or self.worn:
             return 0.0
         return self._turned + SETTLE_SECONDS
 
