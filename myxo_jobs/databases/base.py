@@ -177,7 +177,10 @@ class Database(ABC):
     def let_others_write(  # noqa: B027 - not abstract: most databases have room for all
         self, connection: BaseDatabaseWrapper, seconds: float
     ) -> None:
-        """After a write of a worker's loop that took so long: leave others room for theirs."""
+        """After writes of a worker's loop that took so long: wait, so that others can write.
+
+        By the connection that wrote. Nothing to do where all can write at once.
+        """
 
     # -- put -----------------------------------------------------------------
 

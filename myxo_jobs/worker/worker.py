@@ -123,7 +123,10 @@ class Worker:
         self._wake = threading.Event()
         self._stopping = False
         self._ended: deque[Outcome] = deque()
+        # When the last turn ended, or outcomes were stored since.
         self._turned = 0.0
+        # How long the loop has written in this turn, in seconds.
+        self._wrote_for = 0.0
         self._keeper = LeaseKeeper(self.alias, shortest_lease, board)
         self._settling = Settling(self._keeper.release, self._see_off, self._drop)
         self._seen_off: deque[Outcome] = deque()
@@ -266,6 +269,7 @@ class Worker:
             self._turn_dials()
             self._look()
             self._claim()
+            self._let_others_write()
         except (DatabaseError, InterfaceError) as error:
             self._note_outage(error, began)
             return
@@ -507,7 +511,13 @@ class Worker:
     def _note_write(self, began: float) -> None:
         ended = time.monotonic()
         self._writes.add(began, ended)
-        self._database.let_others_write(self._own(), ended - began)
+        self._wrote_for += ended - began
+
+    def _let_others_write(self) -> None:
+        """Let others write after what this turn wrote, once its jobs are on their way."""
+        if self._wrote_for:
+            self._database.let_others_write(self._own(), self._wrote_for)
+            self._wrote_for = 0.0
 
     def _note_suspects(
         self, lane: Lane, on_suspect: OnSuspect, claims: Sequence[Claim], now: float
