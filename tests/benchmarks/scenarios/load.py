@@ -8,7 +8,7 @@ from tests.benchmarks import database
 from tests.benchmarks.bench import Bench, scenario
 from tests.benchmarks.evidence import Void, check_each_ran_once
 from tests.benchmarks.processes import Stage, ended, python_actor
-from tests.benchmarks.reports import OURS, Report, at_least, at_most, percentile
+from tests.benchmarks.reports import OURS, RAW, Report, at_least, at_most, percentile
 from tests.benchmarks.scenarios.drains import act
 from tests.benchmarks.scenarios.latency import P50, P99, add_percentiles
 
@@ -64,25 +64,27 @@ def steady(bench: Bench, report: Report) -> None:
 
 
 @scenario(
-    f"the most that {PRODUCERS} producers and one worker hold together, to the last job's start",
+    f"the most that {PRODUCERS} producers and one worker hold together, to the last job's start; "
+    "raw: the producers alone with bare INSERTs",
     postgres=[at_least(RATE, 4_000), at_least(RATE, 0.6, ALONE)],
     sqlite=[at_least(RATE, 1_000)],
 )
 def sustained(bench: Bench, report: Report) -> None:
     each = bench.scaled(ALL[bench.database] // PRODUCERS)
     for _ in range(bench.rounds):
-        report.add(RATE, OURS, _put_all(each, with_worker=True))
-        report.add(RATE, ALONE, _put_all(each, with_worker=False))
+        report.add(RATE, OURS, _put_all("ours", each, with_worker=True))
+        report.add(RATE, ALONE, _put_all("ours", each, with_worker=False))
+        report.add(RATE, RAW, _put_all("raw", each, with_worker=False))
 
 
-def _put_all(each: int, *, with_worker: bool) -> float:
+def _put_all(side: str, each: int, *, with_worker: bool) -> float:
     """Let all producers put as quickly as they can; return the jobs a second."""
     from myxo_jobs.models import Job
 
     database.empty()
     count = each * PRODUCERS
     putters = [
-        python_actor("sides.ours.put_all", {}, request="Timed", first=place * each, count=each)
+        python_actor(f"sides.{side}.put_all", {}, first=place * each, count=each)
         for place in range(PRODUCERS)
     ]
     worker = python_actor("sides.ours.work", {}, topics=["benchmark.timed"])

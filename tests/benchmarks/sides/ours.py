@@ -84,7 +84,7 @@ def in_a_row(action: Callable[[int], object], seconds: float) -> dict[str, float
     return {"count": count, "seconds": now - began}
 
 
-def put_all(cue: Cue, request: str, first: int, count: int) -> dict[str, float]:
+def put_all(cue: Cue, first: int, count: int, request: str = "Timed") -> dict[str, float]:
     """Put so many jobs as quickly as it goes; return when it began and ended."""
     make = getattr(handlers, request)
     connection.ensure_connection()
@@ -196,34 +196,41 @@ def put_atomic(cue: Cue, times: int) -> dict[str, float]:
 
 
 def claim(cue: Cue, topic: str, batch: int, times: int, where: str = "") -> dict[str, Any]:
-    """Return the milliseconds of each claim of so many jobs, and of each look for due ones.
+    """Return the milliseconds of claims of so many jobs, of full passes, and of looks.
 
-    What was claimed is deleted, as when it is done, and after each thousand jobs as many
-    are put. `where` is the schema or the file of the table.
+    The claims begin where the last one ended, and now and then at the beginning, as a
+    worker's do; the full passes and the looks for due jobs always begin there. What was
+    claimed is deleted, as when it is done, and after each thousand jobs as many are put.
+    `where` is the schema or the file of the table.
     """
     from myxo_jobs import queue
-    from myxo_jobs.databases import database_of
+    from myxo_jobs.databases import Floors, database_of
     from myxo_jobs.handlers import registry
 
     handler = registry.of_topic(topic)
     assert handler is not None
     _turn_to(where)
-    tokens = queue.Tokens()
+    tokens, floors = queue.Tokens(), Floors()
     database = database_of(connection)
     cue.ready()
-    claims, looks = [], []
+    taken: dict[str, list[float]] = {"claims": [], "full passes": [], "looks": []}
+
+    def time_claim(kind: str, floors: Floors | None) -> None:
+        began = time.perf_counter()
+        claimed = queue.claim(connection, handler, batch, token=tokens.next(), floors=floors)
+        taken[kind].append((time.perf_counter() - began) * 1e3)
+        assert len(claimed) == batch, f"{len(claimed)} claimed"
+        queue.complete(connection, claimed)
+
     for turn in range(times):
         began = time.perf_counter()
         assert database.look(connection, {topic: None}, 1.0) == {topic: 0.0}
-        looks.append((time.perf_counter() - began) * 1e3)
-        began = time.perf_counter()
-        claimed = queue.claim(connection, handler, batch, token=tokens.next())
-        claims.append((time.perf_counter() - began) * 1e3)
-        assert len(claimed) == batch, f"{len(claimed)} claimed"
-        queue.complete(connection, claimed)
-        if (turn + 1) * batch % 1_000 == 0:
+        taken["looks"].append((time.perf_counter() - began) * 1e3)
+        time_claim("claims", floors)
+        time_claim("full passes", None)
+        if (turn + 1) * 2 * batch % 1_000 == 0:
             jobs.put_many(handler.request(number) for number in range(1_000))
-    return {"claims": claims, "looks": looks}
+    return taken
 
 
 def _turn_to(where: str) -> None:

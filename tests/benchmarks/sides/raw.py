@@ -113,6 +113,16 @@ def put(cue: Cue, seconds: float) -> dict[str, float]:
     return {"count": count, "seconds": now - began}
 
 
+def put_all(cue: Cue, first: int, count: int) -> dict[str, float]:
+    """Insert so many jobs as quickly as it goes; return when it began and ended."""
+    insert = inserting()
+    cue.ready()
+    began = time.monotonic()
+    for number in range(first, first + count):
+        insert(number)
+    return {"began": began, "ended": time.monotonic()}
+
+
 def put_many(cue: Cue, count: int, times: int) -> dict[str, float]:
     """Insert so many jobs at once, a few times, from values that are there already."""
     rows = [("benchmark.unserved", f'{{"number":{number}}}', None, 0) for number in range(count)]
