@@ -6,16 +6,19 @@ import functools
 import logging
 import math
 import random
+from collections.abc import Callable
 from datetime import timedelta
 
+import msgspec
 import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from myxo_jobs import ClaimLost, Jobs, queue
+from myxo_jobs import ClaimLost, Jobs, Run, job, queue
 from myxo_jobs.databases import Floors, database_of
-from myxo_jobs.models import Job
+from myxo_jobs.models import Job, moment_of
 from myxo_jobs.queue import Failure
+from tests import rig
 from tests.app.jobs import Work
 from tests.rig import ago, handler_of, in_threads
 
@@ -62,8 +65,14 @@ def test_a_claim_takes_what_is_due_and_marks_it(make_job, claim_one):
     assert abs(seconds_until(after.started_at)) < 1
 
 
+@pytest.fixture(params=["take", "skip"])
+def claim_fresh(request) -> Callable[..., list[queue.Claim]]:
+    """Claim jobs of which none is a suspect: with and without asking for suspects."""
+    return functools.partial(rig.claim_some, on_suspect=request.param)
+
+
 def test_a_claim_leaves_what_is_not_due_failed_done_running_or_of_another_topic(
-    make_job, claim_some
+    make_job, claim_fresh
 ):
     make_job("receipts", due=ago(-5))
     make_job("receipts", status="failed")
@@ -71,10 +80,10 @@ def test_a_claim_leaves_what_is_not_due_failed_done_running_or_of_another_topic(
     make_job("receipts", status="running")
     make_job("receipt")
 
-    assert claim_some("receipts") == []
+    assert claim_fresh("receipts") == []
 
 
-def test_jobs_are_claimed_by_priority_then_due_then_id(make_job, claim_some):
+def test_jobs_are_claimed_by_priority_then_due_then_id(make_job, claim_fresh):
     same = ago(50)
     line = [(100, 1), (5, 20), (5, 10), (0, 99), (0, 50), (0, 50), (-1, 1000), (-100, 2000)]
     rows = [
@@ -83,22 +92,52 @@ def test_jobs_are_claimed_by_priority_then_due_then_id(make_job, claim_some):
     ]
     rows.sort(key=lambda row: (-row.priority, row.due, row.pk))
 
-    assert [claim.job_id for claim in claim_some("receipts")] == [row.pk for row in rows]
+    assert [claim.job_id for claim in claim_fresh("receipts")] == [row.pk for row in rows]
 
 
-def test_a_claim_takes_at_most_its_limit_and_the_next_goes_on_from_there(make_job, claim_some):
+def test_a_claim_takes_at_most_its_limit_and_the_next_goes_on_from_there(make_job, claim_fresh):
     ids = [make_job("receipts", priority=p, due=ago(50)).pk for p in (9, 9, 5, 5, 0, 0, 0)]
 
-    taken = [[claim.job_id for claim in claim_some("receipts", 3)] for _ in range(4)]
+    taken = [[claim.job_id for claim in claim_fresh("receipts", 3)] for _ in range(4)]
     assert taken == [ids[:3], ids[3:6], ids[6:], []]
 
 
-def test_delayed_jobs_of_a_higher_priority_hide_nothing(make_job, claim_some):
+def test_delayed_jobs_of_a_higher_priority_hide_nothing(make_job, claim_fresh):
     for priority in (90, 50, 10):
         make_job("receipts", priority=priority, due=ago(-3600))
     low = make_job("receipts", priority=-100)
 
-    assert [claim.job_id for claim in claim_some("receipts")] == [low.pk]
+    assert [claim.job_id for claim in claim_fresh("receipts")] == [low.pk]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    name: str
+
+
+def test_a_claim_brings_what_its_handler_is_told(claim_fresh):
+    @job(Asked, topic="t.Told")
+    def handle(request: Asked, run: Run) -> None: ...
+
+    with_key = Jobs().put(Asked("a"), key="a's")
+    (claim,) = claim_fresh("t.Told")
+    assert (claim.job_id, claim.key, claim.attempt) == (with_key, "a's", 1)
+    assert seconds_until(moment_of(claim.created_at)) == pytest.approx(0, abs=5)
+    assert not claim.cancelled
+
+    assert queue.give_back(connection, [claim]) == {with_key}
+    Job.objects.update(cancelled_at=ago(1))
+    (again,) = claim_fresh("t.Told")
+    assert (again.job_id, again.cancelled) == (with_key, True)
+
+
+def test_of_claims_with_several_tokens_those_still_held_are_completed(make_job, claim_some):
+    ids = [make_job("receipts", due=ago(100 - place)).pk for place in range(4)]
+    claims = [*claim_some("receipts", 2), *claim_some("receipts", 2)]
+    Job.objects.filter(pk=ids[1]).update(worker="another.1")
+    Job.objects.filter(pk=ids[3]).update(again="{}")
+
+    assert queue.complete(connection, claims) == {ids[0], ids[2]}
+    assert set(Job.objects.values_list("pk", flat=True)) == {ids[1], ids[3]}
 
 
 def test_an_expired_claim_is_claimed_again_at_its_old_place(make_job, claim_some):
@@ -161,13 +200,13 @@ def test_a_claim_that_stops_before_suspects_takes_one_whose_worker_is_known_to_b
     assert queue.complete(connection, [claim]) == set()  # whatever its worker says yet
 
 
-def test_a_claim_begins_where_the_one_before_found_its_first_job(make_job, claim_some):
+def test_a_claim_begins_where_the_one_before_found_its_first_job(make_job, claim_fresh):
     floors = Floors()
     ids = [make_job("receipts", due=ago(500 - place)).pk for place in range(3)]
     high = make_job("receipts", priority=7, due=ago(100)).pk
 
     def claim(limit: int) -> list[int]:
-        claims = claim_some("receipts", limit, floors=floors)
+        claims = claim_fresh("receipts", limit, floors=floors)
         return [one.job_id for one in claims]
 
     assert claim(2) == [high, ids[0]]

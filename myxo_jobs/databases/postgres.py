@@ -107,7 +107,7 @@ WITH_WHAT_IT_WAS = """id, due, lease_until, worker,
             cancelled_at IS NOT NULL AND again IS NULL AS is_cancelled"""
 CREATED_AT = "extract(epoch FROM job.created_at)::float8"
 
-# Of jobs that nobody has claimed before: the usual claim, and so the shortest. The array
+# Of jobs that are no suspects: the usual claim, and so the shortest. The array
 # makes one walk along the index of what a join would look up one by one.
 CLAIM_FRESH = f"""
 WITH RECURSIVE {{levels}},
@@ -514,12 +514,12 @@ class PostgreSQL(Database):
         with connection.cursor() as cursor:
             cursor.execute(CLAIMS[on_suspect, told, floors is not None, uids is not None], values)
             rows = cursor.fetchall()
-        if not rows:
-            return Claimed([], [])
         if on_suspect == "skip" and uids is None:
             return _fresh(rows)
         by_id = {row[0]: row for row in rows}
-        about = next(row[5] for row in rows if row[5])
+        about = next((row[5] for row in rows if row[5]), None)
+        if about is None:
+            return Claimed([], [])
         self._clocks.learn(connection, about["epoch"], began)
         suspect = about["suspect"]
         claimed = [(*by_id[job_id][:5], suspect) for job_id in about["line"]]

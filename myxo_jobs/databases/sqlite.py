@@ -49,11 +49,11 @@ BUSY_RETRY_SECONDS = 0.001
 BUSY_PATIENCE_SECONDS = 2.0
 # Who waits for the write lock looks for it ever more rarely, at last ten times a second, and
 # a busy worker would always have taken it again. So after a write its loop rests for a share
-# of the time that took: for more of it while others have written lately.
+# of the time that took: for more of it while another connection has written lately.
 SHARE_BESIDE_OTHERS = 0.5
 SHARE_ALONE = 0.1
 OTHERS_SECONDS = 10.0
-# A write that took longer has waited itself.
+# Enough for whoever waits; and a write that took much longer has waited itself.
 LONGEST_REST_SECONDS = 0.02
 # An atomic job has not begun yet while it waits for the lock: it can wait longer.
 ATOMIC_PATIENCE_SECONDS = 60.0
@@ -579,27 +579,36 @@ class SQLiteListener(Listener):
         self._connection = database.open(alias)
         self._version = _data_version(self._connection)
         self._changed_at = 0.0
+        # How long to wait for the next notice before the file is looked at anyway.
+        self._pause = LOOK_SECONDS
         self._notices = _notices_of(self._connection)
 
     def wait(self, seconds: float) -> set[str] | None:
         deadline = time.monotonic() + seconds
         time.sleep(max(self._changed_at + LOOK_SECONDS - time.monotonic(), 0.0))
-        pause = seconds
         while not self._has_changed():
             left = deadline - time.monotonic()
             if left <= 0:
                 return set()
             if self._notices is None:
                 time.sleep(LOOK_SECONDS)
-            elif self._notices.wait(min(pause, left)):
-                pause = FIRST_LOOK_SECONDS
-                time.sleep(pause)
             else:
-                pause *= 2
+                self._wait_for_a_write(self._notices, left)
         self._changed_at = time.monotonic()
+        self._pause = FIRST_LOOK_SECONDS  # another write may be on its way to be seen
         return None
 
+    def _wait_for_a_write(self, notices: FileNotices, left: float) -> None:
+        """Wait until there may be something to see, or what is left of the time is over."""
+        if not notices.wait(min(self._pause, left)):
+            self._pause *= 2
+            return
+        is_first = self._pause > LOOK_SECONDS
+        self._pause = FIRST_LOOK_SECONDS if is_first else min(2 * self._pause, LOOK_SECONDS)
+        time.sleep(min(self._pause, left))
+
     def _has_changed(self) -> bool:
+        """Tell whether the file has another version than the last time, or is busy."""
         before, self._version = self._version, _data_version(self._connection)
         return self._version is None or self._version != before
 
@@ -607,9 +616,9 @@ class SQLiteListener(Listener):
         return True
 
     def close(self) -> None:
-        self._connection.close()
         if self._notices is not None:
             self._notices.close()
+        self._connection.close()
 
 
 def _data_version(connection: BaseDatabaseWrapper) -> int | None:
@@ -627,7 +636,10 @@ def _data_version(connection: BaseDatabaseWrapper) -> int | None:
 
 def _notices_of(connection: BaseDatabaseWrapper) -> FileNotices | None:
     """Return what tells of writes to a database's files, None where the system does not."""
-    file = connection.connection.execute("PRAGMA database_list").fetchone()[2]
+    with connection.wrap_database_errors:
+        file = connection.connection.execute("PRAGMA database_list").fetchone()[2]
+    if not file:  # it is in memory
+        return None
     try:
         return FileNotices([Path(file), Path(f"{file}-wal")])
     except OSError:

@@ -32,10 +32,11 @@ class Lane:
         self.handler = handler
         self.size = handler.workers
         self.slots = slots
-        # Whether a claim may find something: set by wake-ups and looks, unset when one
-        # comes back empty.
+        # Whether a claim may find something: set by looks, by ends and by claims that found
+        # some, unset when one comes back empty.
         self.hopeful = True
-        # Whether a wake-up told of fresh jobs, which is all that a claim then looks for.
+        # Whether a wake-up came since the last claim. It tells of fresh jobs: without
+        # another hope a claim looks for no others.
         self.woken = False
         self.floors = Floors()
         # Moments of the monotonic clock: it takes no suspects before this one, asked for

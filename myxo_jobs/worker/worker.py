@@ -38,8 +38,10 @@ logger = logging.getLogger("myxo_jobs")
 # found work, keeps looking for twice as long.
 LOOK_ON_SECONDS = 2 * queue.WAKE_WINDOW_SECONDS
 LOOK_ON_EVERY_SECONDS = 0.01
-# Outcomes wait for others at most so long, while there is more to run.
+# Outcomes wait for others so long after a turn, and at most so long after they were last
+# stored, while there is more to run.
 SETTLE_SECONDS = 0.005
+LONGEST_HELD_SECONDS = 0.05
 # How soon the loop, after a statement, gets the interpreter back from handlers that keep
 # it busy: Python's own 5 ms are as long as several statements.
 SWITCH_SECONDS = 0.0005
@@ -123,8 +125,9 @@ class Worker:
         self._wake = threading.Event()
         self._stopping = False
         self._ended: deque[Outcome] = deque()
-        # When the last turn ended, or outcomes were stored since.
-        self._turned = 0.0
+        # When the last turn ended, or outcomes were stored since; and when there was last
+        # nothing left to store.
+        self._turned = self._stored = 0.0
         # How long the loop has written in this turn, in seconds.
         self._wrote_for = 0.0
         self._keeper = LeaseKeeper(self.alias, shortest_lease, board)
@@ -223,6 +226,7 @@ class Worker:
         )
         if self._board is not None:
             self._board.introduce(self._tokens.prefix)
+        switch_seconds = sys.getswitchinterval()
         if self._process is not None:
             sys.setswitchinterval(SWITCH_SECONDS)
         try:
@@ -239,6 +243,8 @@ class Worker:
             self.error = error
         finally:
             self._end()
+            if self._process is not None:
+                sys.setswitchinterval(switch_seconds)
 
     def _is_over(self) -> bool:
         if self._stopping or self.worn:
@@ -300,18 +306,19 @@ class Worker:
     def _settle(self) -> None:
         self._take_in()
         began = time.monotonic()
-        if self._settling.is_empty() or began < self._settles_at():
+        if began < self._settles_at():
             return
-        self._settling.store(self._own())
-        self._note_write(began)
-        self._turned = time.monotonic()
+        if not self._settling.is_empty():
+            self._settling.store(self._own())
+            self._note_write(began)
+        self._turned = self._stored = time.monotonic()
 
     def _settles_at(self) -> float:
         """Return from when on outcomes are stored: at once unless every topic has enough to run."""
         has_enough = all(lane.slots.waiting() > lane.low for lane in self._lanes.values())
         if not has_enough or self._stopping or self.worn:
             return 0.0
-        return self._turned + SETTLE_SECONDS
+        return min(self._turned + SETTLE_SECONDS, self._stored + LONGEST_HELD_SECONDS)
 
     def _take_in(self) -> None:
         while self._seen_off:
@@ -409,7 +416,7 @@ class Worker:
             return
         self._looked_at = now
         self._next_look = now + self.poll
-        lanes = [lane for lane in self._lanes.values() if not lane.may_find]
+        lanes = [lane for lane in self._lanes.values() if not lane.hopeful]
         if not lanes:
             return
         floors = {lane.handler.topic: lane.floors.at(now) for lane in lanes}

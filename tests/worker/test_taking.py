@@ -508,3 +508,21 @@ def test_a_drain_ends_once_nothing_is_due_and_does_not_wait_for_the_claims_of_ot
     assert wait_until(lambda: draining.join(0.1), because="the drain ends", within=10)
     assert started == ["puts", "put by a job"]
     assert sorted(Job.objects.values_list("status", flat=True)) == ["pending", "running"]
+
+
+def test_a_look_finds_a_suspect_though_a_wake_up_has_told_of_fresh_jobs(make_job):
+    """The claim that follows a wake-up asks for none, so the look must not leave it to that."""
+
+    @job(Task, topic="t.Task")
+    def handle(request: Task) -> None: ...
+
+    worker = Worker(topics=["t.Task"], drain=True)
+    (lane,) = worker._lanes.values()
+    lane.hopeful = False
+    make_job("t.Task", status="expired", due=ago(500))
+    worker._on_wake({"t.Task"})
+    try:
+        worker._look()
+    finally:
+        worker._own().close()
+    assert lane.hopeful

@@ -117,7 +117,10 @@ def test_a_claim_a_renewal_and_a_give_back_update_no_index(claim_some):
     assert hot - hot_before > 1300
 
 
-def test_a_claim_uses_the_index_and_reads_few_rows(claim_some):
+@pytest.mark.parametrize(
+    ("on_suspect", "floored"), [("take", False), ("skip", False), ("skip", True)]
+)
+def test_a_claim_uses_the_index_and_reads_few_rows(claim_some, on_suspect, floored):
     fill(20_000, due_in=7 * 86400, priority=9)
     fill(20_000, due_in=7 * 86400)
     fill(2_000, topic="others")
@@ -125,11 +128,13 @@ def test_a_claim_uses_the_index_and_reads_few_rows(claim_some):
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE myxo_jobs")
     values = {"topic": "receipts", "limit": 10, "lease": 30.0, "token": "t.1", "sent": ago(0)}
+    values |= {"priorities": [9, 0], "floors": ["-infinity"] * 2}
     with transaction.atomic():
         plan = "\n".join(
             line
             for (line,) in query(
-                "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) " + CLAIMS["take", True, False, False],
+                "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) "
+                + CLAIMS[on_suspect, True, floored, False],
                 values,
             )
         )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TestCase
 
 from myxo_jobs import Jobs, OwnTransactionImpossible
@@ -18,10 +21,11 @@ from myxo_jobs.databases.file_notices import FileNotices
 from myxo_jobs.models import Job
 from tests.app.jobs import Work
 from tests.app.models import Note
-from tests.rig import ago, in_threads
+from tests.rig import ago, in_threads, wait_until
 
 jobs = Jobs()
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(databases=["default", "other"], transaction=True)
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has inotify")
 
 
 def test_a_put_of_its_own_transaction_inside_one_is_refused_at_once():
@@ -109,17 +113,18 @@ def test_a_claim_waits_for_another_writer(make_job, claim_one, written_elsewhere
     assert claim_one("receipts").attempt == 1
 
 
+def no_notices(files: Iterable[Path]) -> FileNotices:
+    raise OSError("no more of them")
+
+
 @pytest.fixture(params=["told by the system", "by looking"])
 def listener(request, monkeypatch):
     if request.param == "by looking":
         monkeypatch.setattr(sqlite, "FileNotices", no_notices)
     listener = database_of("default").listen("default")
+    assert (listener._notices is None) == (request.param == "by looking")
     yield listener
     listener.close()
-
-
-def no_notices(files: Iterable[Path]) -> FileNotices:
-    raise OSError("no more of them")
 
 
 def test_a_listener_sees_the_commit_of_another_connection(listener):
@@ -133,50 +138,103 @@ def test_a_listener_sees_the_commit_of_another_connection(listener):
     assert listener.wait(5) is None
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.2])
-def test_a_listener_sees_a_commit_whose_flush_takes_as_long(listener, written_elsewhere, seconds):
-    assert listener.wait(0.1) == set()
-    written_elsewhere(seconds)
-    assert listener.wait(5) is None
+def test_a_listener_learns_of_a_write_without_waiting_for_its_time_to_end(listener):
+    assert listener.wait(0.5) == set()
+    written = threading.Timer(0.2, in_threads, [lambda: jobs.put(Work("w"))])
+    written.start()
+    began = time.monotonic()
+    assert listener.wait(20) is None
+    assert time.monotonic() - began < 10
+    written.join()
 
 
-@pytest.mark.parametrize("mode", ["wal", "delete"])
-def test_a_listener_sees_commits_to_a_file_that_turns_to_another_journal_mode(tmp_path, mode):
+@pytest.mark.parametrize("flush", [0.03, 0.4])
+def test_a_listener_sees_a_write_that_can_be_read_long_after_the_system_told_of_it(
+    listener, monkeypatch, flush
+):
+    """On a slow drive, also where a wait ends between the two."""
+    look, written = sqlite._data_version, time.monotonic()
+    old = look(listener._connection)
+    monkeypatch.setattr(
+        sqlite,
+        "_data_version",
+        lambda asked: look(asked) if time.monotonic() > written + flush else old,
+    )
+    in_threads(lambda: jobs.put(Work("w")))
+
+    while listener.wait(0.3) is not None:
+        assert time.monotonic() < written + flush + 10
+    assert time.monotonic() > written + flush
+
+
+@on_linux
+def test_what_is_written_tells_of_itself_in_each_journal_mode_and_what_is_read_does_not(tmp_path):
     project = sqlite3.connect(tmp_path / "db.sqlite3", isolation_level=None)
     project.execute("CREATE TABLE words (word)")
     notices = FileNotices([tmp_path / "db.sqlite3", tmp_path / "db.sqlite3-wal"])
     try:
-        assert not notices.wait(0.01)
-        project.execute(f"PRAGMA journal_mode = {mode}")
-        while notices.wait(0.01):
-            pass
-        project.execute("SELECT * FROM words").fetchall()
-        assert not notices.wait(0.1)
-        project.execute("INSERT INTO words VALUES ('one')")
-        assert notices.wait(5)
+        for mode in ("delete", "wal", "delete"):
+            project.execute(f"PRAGMA journal_mode = {mode}")
+            project.execute("INSERT INTO words VALUES ('one')")
+            while notices.wait(0.01):
+                pass
+            assert project.execute("SELECT * FROM words").fetchall()
+            assert not notices.wait(0.1)
+            project.execute("INSERT INTO words VALUES ('another')")
+            assert notices.wait(5)
     finally:
         notices.close()
         project.close()
 
 
+@on_linux
 def test_no_notices_are_promised_of_files_that_are_not_there(tmp_path):
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(OSError, match="inotify_add_watch"):
+    before = notice_descriptors()
+    with pytest.raises(OSError, match="no file to watch"):
         FileNotices([tmp_path / "none", tmp_path / "none-wal"])
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert notice_descriptors() == before
 
 
+def test_no_notices_are_promised_of_a_database_in_memory(monkeypatch):
+    monkeypatch.setitem(connections["other"].settings_dict, "NAME", "file:other?mode=memory")
+    own = database_of("other").open("other")
+    try:
+        assert sqlite._notices_of(own) is None
+    finally:
+        own.close()
+
+
+def notice_descriptors() -> int:
+    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("inotify" in str(link) for link in links)
+
+
+@on_linux
+def test_a_worker_that_stopped_has_no_notices_left(worker):
+    before = notice_descriptors()
+    one = worker()
+    wait_until(lambda: notice_descriptors() > before, because="it listens")
+    one.stop()
+    assert notice_descriptors() == before
+
+
+@pytest.mark.parametrize("cache_pages", [None, 1])
 def test_beside_steady_writers_a_listener_looks_no_oftener_than_without_notices(
-    listener, monkeypatch
+    listener, monkeypatch, cache_pages
 ):
+    """Neither when each write is a transaction nor when all are one that outgrows its cache."""
     looks = []
     look = sqlite._data_version
     monkeypatch.setattr(sqlite, "_data_version", lambda asked: looks.append(1) or look(asked))
     ends = time.monotonic() + 2
 
     def write() -> None:
-        while time.monotonic() < ends:
-            Note.objects.create(text="again")
+        if cache_pages is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(f"PRAGMA cache_size = {cache_pages}")
+        with transaction.atomic() if cache_pages else nullcontext():
+            while time.monotonic() < ends:
+                Note.objects.create(text="again " * 1_000)
 
     def listen() -> None:
         while time.monotonic() < ends:
@@ -255,3 +313,19 @@ def test_own_writes_are_no_reason_to_leave_others_more_room(make_job):
         assert others.write
     finally:
         own.close()
+
+
+def test_the_loop_lets_others_write_after_its_own_writes(worker, ledger, monkeypatch):
+    told: list[float] = []
+    let = sqlite.SQLite.let_others_write
+
+    def noted(self: sqlite.SQLite, own: BaseDatabaseWrapper, seconds: float) -> None:
+        told.append(seconds)
+        let(self, own, seconds)
+
+    monkeypatch.setattr(sqlite.SQLite, "let_others_write", noted)
+    jobs.put_many(Work("w") for _ in range(50))
+    worker()
+    wait_until(lambda: not Job.objects.exists(), because="all have run")
+    assert told
+    assert min(told) > 0
