@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 from django.db import connection, connections, transaction
+from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone as django_timezone
 
@@ -17,7 +18,7 @@ from myxo_jobs import CALLER, Jobs, PayloadInvalid, job
 from myxo_jobs.models import Job
 from tests.app.jobs import Break, CountWords, Work
 from tests.app.models import Note
-from tests.rig import in_threads
+from tests.rig import claim_some, in_threads
 
 jobs = Jobs()
 real = pytest.mark.django_db(transaction=True)
@@ -419,6 +420,43 @@ def test_many_jobs_of_several_structs_are_put_in_their_order():
 def test_many_are_put_or_none(bad):
     with pytest.raises((ValueError, TypeError)):
         jobs.put_many([Work("1"), Work("2"), bad])
+    assert not Job.objects.exists()
+
+
+@real
+@pytest.mark.parametrize("count", [2, 2_000])
+def test_many_jobs_are_put_as_single_ones_are(count):
+    """A large number takes another way into the table, where nobody gives a key or a delay."""
+    own = {"id", "payload", "due", "created_at"}
+
+    def shared_columns() -> list[dict[str, object]]:
+        return [
+            {name: value for name, value in row.items() if name not in own}
+            for row in Job.objects.order_by("pk").values()
+        ]
+
+    texts = ["plain", "tab\t and \\N", 'line\nbreak "quoted" \\t', "žluťoučký 🐎", ""]
+    names = [texts[number % len(texts)] for number in range(count)]
+    jobs.put(Work("single"))
+    assert jobs.put_many(Work(name) for name in names) == count
+
+    single, *many = Job.objects.order_by("pk")
+    assert [msgspec.json.decode(row.payload)["name"] for row in many] == names
+    assert shared_columns() == shared_columns()[:1] * (count + 1)
+    dues = [row.due for row in (single, *many)]
+    assert dues == sorted(dues)
+    assert [claim.job_id for claim in claim_some(limit=count + 1)] == [
+        row.pk for row in (single, *many)
+    ]
+
+
+@real
+@pytest.mark.parametrize("count", [2, 2_000])
+def test_many_jobs_in_a_transaction_that_is_broken_raise_and_are_not_put(count):
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(TransactionManagementError):
+            jobs.put_many(Work(str(number)) for number in range(count))
     assert not Job.objects.exists()
 
 

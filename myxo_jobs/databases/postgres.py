@@ -256,6 +256,12 @@ FROM unnest(%s::text[], %s::text[], %s::text[], %s::smallint[])
 ORDER BY place
 """
 
+# Twice as quick, but it knows neither keys nor delays: the moments are the columns' defaults,
+# and as in the statements above those of the statement.
+COPY = "COPY myxo_jobs (topic, payload, priority) FROM STDIN"
+# Fewer are not worth its second round trip.
+COPY_FROM_ROWS = 100
+
 # Half a page is left for the new versions of its rows: a claim then stays on the page
 # and touches no index. A queue's rows die young, so they are cleaned up early.
 TUNE_TABLE = """
@@ -446,6 +452,8 @@ class PostgreSQL(Database):
         return inserted[0] if inserted else None
 
     def insert_many(self, connection: BaseDatabaseWrapper, rows: Sequence[Row], due: Due) -> int:
+        if due is None and len(rows) >= COPY_FROM_ROWS and all(row.key is None for row in rows):
+            return self._copy(connection, rows)
         moment, values = _moment(due)
         statement = INSERT_MANY.format(due=moment) + KEEP_THAT
         inserted = 0
@@ -461,6 +469,14 @@ class PostgreSQL(Database):
                 cursor.execute(statement, values + columns)
                 inserted += cursor.rowcount
         return inserted
+
+    def _copy(self, connection: BaseDatabaseWrapper, rows: Sequence[Row]) -> int:
+        connection.validate_no_broken_transaction()  # as Django does before a statement
+        with connection.cursor() as cursor, connection.wrap_database_errors:
+            with cursor.copy(COPY) as copy:
+                for row in rows:
+                    copy.write_row((row.topic, row.payload, row.priority))
+            return int(cursor.rowcount)
 
     def notify(self, connection: BaseDatabaseWrapper, topics: Iterable[str]) -> None:
         payload = ",".join(topics)
