@@ -20,7 +20,7 @@ WORKERS = {OURS: "sides.ours.work", REFERENCE: "sides.raw.work_sqlite"}
 #: (jobs, other writes) a second.
 MIXES = ((25, 10), (10, 50))
 SECONDS = 12
-STEPS = (25, 40, 55, 70, 85)
+STEPS = (10, 25, 40, 55, 70, 85)
 STEP_SECONDS = 6
 ALONE_JOBS = 300
 #: How long a caller beyond the limit waits for the lock; the settings' 20 s would show nothing.
@@ -30,10 +30,14 @@ ERRORS, P95, ALONE = "errors beyond the reference", "p95 ms", "jobs/s, alone"
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a while of puts beside writes: errors of both, and each job's wait."""
+    """What became of a while of puts beside writes: errors of both, and each job's wait.
+
+    `behind` is how many seconds the last put or write was late.
+    """
 
     errors: int
     waits: Sequence[float]
+    behind: float
 
     @property
     def p95(self) -> float:
@@ -95,7 +99,8 @@ def _together(worker: Actor, putters: Sequence[Actor], writers: Sequence[Actor])
     starts = worked["moments"]
     check_each_ran_once([number for number, _ in starts], list(puts))
     errors = sum(one["errors"] for one in (*put, *wrote)) + worked.get("errors", 0)
-    return Outcome(errors, [(moment - puts[number]) * 1e3 for number, moment in starts])
+    behind = max(one["behind"] for one in (*put, *wrote))
+    return Outcome(errors, [(moment - puts[number]) * 1e3 for number, moment in starts], behind)
 
 
 def _wait_until_empty(within: float = 30.0) -> None:
@@ -122,11 +127,14 @@ def _alone(slow: Drive, side: str, count: int) -> float:
 
 
 def _most_held(slow: Drive, writes: int, seconds: float) -> float:
-    """Return the highest of some rates at which nothing fails and p95 stays below a second."""
+    """Return the highest of some rates at which nothing fails or falls behind by a second.
+
+    Nor do more than 5 of 100 jobs wait for a second.
+    """
     held = 0
     for rate in STEPS:
         outcome = _beside(slow, OURS, (rate, writes), seconds)
-        if outcome.errors or outcome.p95 > 1000:
+        if outcome.errors or outcome.behind > 1 or outcome.p95 > 1000:
             break
         held = rate
     return held

@@ -118,7 +118,8 @@ def put_at_a_pace(
 def put_beside(cue: Cue, first: int, rate: float, seconds: float) -> dict[str, Any]:
     """Put jobs at random moments, so many a second; return when, and how many were refused.
 
-    A refused put counts as tried: the next is not made up for.
+    A refused put counts as tried: the next is not made up for. `behind` is how many seconds
+    the last one was late, since those before it took too long.
     """
     moments: list[tuple[int, float]] = []
 
@@ -127,29 +128,34 @@ def put_beside(cue: Cue, first: int, rate: float, seconds: float) -> dict[str, A
         jobs.put(Timed(number))
         moments.append((number, before))
 
-    errors = _at_random_moments(cue, put_one, first, rate, seconds)
-    return {"moments": moments, "errors": errors}
+    errors, behind = _at_random_moments(cue, put_one, first, rate, seconds)
+    return {"moments": moments, "errors": errors, "behind": behind}
 
 
 def write_beside(cue: Cue, rate: float, seconds: float) -> dict[str, Any]:
     """Do a project's own writes at random moments; return how many were refused."""
-    return {"errors": _at_random_moments(cue, handlers.update_by_orm, 0, rate, seconds)}
+    errors, behind = _at_random_moments(cue, handlers.update_by_orm, 0, rate, seconds)
+    return {"errors": errors, "behind": behind}
 
 
 def _at_random_moments(
     cue: Cue, action: Callable[[int], object], first: int, rate: float, seconds: float
-) -> int:
-    """Do something, as independent callers would; return how often the database refused."""
+) -> tuple[int, float]:
+    """Do something, as independent callers would.
+
+    Return how often the database refused, and how many seconds the last time was late.
+    """
     connection.ensure_connection()
     cue.ready()
-    errors = 0
+    errors, behind = 0, 0.0
     number = first
     began = planned = time.monotonic()
     while True:
         planned += random.expovariate(rate)
         if planned > began + seconds or time.monotonic() > began + 2 * seconds:
-            return errors
+            return errors, behind
         time.sleep(max(planned - time.monotonic(), 0.0))
+        behind = time.monotonic() - planned
         try:
             action(number)
         except OperationalError:
