@@ -201,7 +201,7 @@ def test_no_notices_are_promised_of_a_database_in_memory(monkeypatch):
     try:
         assert sqlite._notices_of(own) is None
     finally:
-        own.close()
+        own.connection.close()  # Django's wrapper keeps a database in memory open
 
 
 def notice_descriptors() -> int:
