@@ -199,7 +199,7 @@ class SQLite(Database):
         with connection.wrap_database_errors:
             (pages,) = raw.execute("PRAGMA wal_autocheckpoint").fetchone()
             (page_bytes,) = raw.execute("PRAGMA page_size").fetchone()
-            file = raw.execute("PRAGMA database_list").fetchone()[2]
+        file = _file_of(connection)
         try:
             size = Path(f"{file}-wal").stat().st_size
         except OSError:  # another journal mode
@@ -634,10 +634,16 @@ def _data_version(connection: BaseDatabaseWrapper) -> int | None:
     return version
 
 
+def _file_of(connection: BaseDatabaseWrapper) -> str:
+    """Return the path of a database's file, empty for one in memory."""
+    with connection.wrap_database_errors:
+        file: str = connection.connection.execute("PRAGMA database_list").fetchone()[2]
+    return file
+
+
 def _notices_of(connection: BaseDatabaseWrapper) -> FileNotices | None:
     """Return what tells of writes to a database's files, None where the system does not."""
-    with connection.wrap_database_errors:
-        file = connection.connection.execute("PRAGMA database_list").fetchone()[2]
+    file = _file_of(connection)
     if not file:  # it is in memory
         return None
     try:
